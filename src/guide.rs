@@ -1,4 +1,4 @@
-//! The guide: how to do things, each page with code that is compiled and run as a test.
+//! The guide, by task. The code on its pages is compiled and run as tests.
 //!
 //! | you want to | page |
 //! |---|---|
@@ -10,18 +10,18 @@
 //! | validate while training | [`evaluation`] |
 //! | train with batches larger than memory | [`micro_batches`] |
 //! | build from whole transformer layers, with less memory | [`transformer`] |
-//! | stop and go on, or continue an f32 run in FP8 | [`checkpoints`] |
+//! | stop and resume a run, or continue an f32 run in FP8 | [`checkpoints`] |
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
 //! | run, write and convert FP8 files of any family | [`models`] |
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
-//! | study FP8 without the hardware, as the FP8 Emulation Toolkit | [`emulation`] |
-//! | train with a scale beside every tensor, without f32 copies | [`scaled`] |
+//! | study FP8 without the hardware, as with the FP8 Emulation Toolkit | [`emulation`] |
+//! | train with a scale for every tensor, without f32 copies | [`scaled`] |
 //! | use several threads | [`threads`] |
 //! | use NVIDIA GPUs | [`gpus`] |
 //! | see what was measured | [`benchmarks`] |
 //! | handle errors | [`errors`] |
-//! | carry a model written for candle over | [`migration`] |
+//! | port a model written for candle | [`migration`] |
 //! | translate from torchao, Transformer Engine, IPEX, fp8layers or flax | [`coming_from`] |
 
 macro_rules! pages {
@@ -67,18 +67,18 @@ mod tests {
     const README: &str = include_str!("../README.md");
 
     #[test]
-    fn no_page_has_a_link_that_leads_nowhere_here() {
+    fn links_lead_to_pages_or_the_web() {
         for (name, page) in PAGES.iter().copied().chain([("README", README)]) {
             for target in page.split("](").skip(1) {
                 let target = target.split(')').next().unwrap();
-                let lives = ["crate::", "https://", "macro@crate::", "#"];
+                let known = ["crate::", "https://", "macro@crate::", "#"];
                 assert!(
-                    lives.iter().any(|start| target.starts_with(start)),
-                    "{name}: ({target}) is the path of a file, which is not among rustdoc's pages"
+                    known.iter().any(|start| target.starts_with(start)),
+                    "{name}: ({target}) is the path of a file, which rustdoc has no page for"
                 );
             }
         }
-        // What README calls by a file's path on its last lines has a page of this crate at the top of lib.rs.
+        // For each link that README defines by the path of a file, lib.rs defines one to a page of this crate.
         let definitions = |text: &'static str, mark: &'static str| {
             let lines = text.lines().filter_map(move |line| line.strip_prefix(mark));
             lines.filter_map(|line| line.split_once("]: "))

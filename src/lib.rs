@@ -1,4 +1,4 @@
-// Here README's links lead to the pages of the guide: of two definitions of a link the first one counts.
+// Here README's links lead to pages of the guide: rustdoc takes the first of two definitions of a link.
 //! [benchmarks]: guide::benchmarks
 //! [calibration]: guide::calibration
 //! [checkpoints]: guide::checkpoints
@@ -19,7 +19,7 @@
 //!
 //! # Where things are
 //!
-//! **[`guide`]** explains the library by task; begin with [`guide::start`]. Everything of [`fp8_recipes`] stands at the root of this crate:
+//! **[`guide`]** explains the library by task; begin with [`guide::start`]. The root of this crate re-exports all of [`fp8_recipes`]:
 //!
 //! | you want | items |
 //! |---|---|
@@ -28,11 +28,11 @@
 //! | to choose how | [`Recipe`], [`RecipeName`], [`Fp8LinearConfig`], [`DelayedScaling`], [`config`] |
 //! | to train | [`optim`], [`GradAccumulator`], [`check_gradients`], [`checkpoint`] |
 //! | to see what casts do | [`CastStats`], [`StepSummary`] |
-//! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`], [`Ragged`] |
+//! | to write an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`], [`Ragged`] |
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
-//! | a Llama, a mixture of experts, a BERT that runs FP8 files | [`models`] |
-//! | to handle errors | [`Error`], which wraps an enum of each room: [`GuardError`], [`LayerError`], [`ExportError`], .. |
-//! | freed memory kept for the next step | [`keep_freed_memory`] |
+//! | to run FP8 files of a Llama, a mixture of experts or a BERT | [`models`] |
+//! | to handle errors | [`Error`], which wraps an enum for each area: [`GuardError`], [`LayerError`], [`ExportError`], .. |
+//! | to keep freed memory for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
 //! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |
 
@@ -44,7 +44,7 @@ pub mod models;
 
 pub use fp8_candle;
 pub use fp8_core;
-// The derive beside the trait of the same name; its code names this crate.
+// The derive macro of the trait of this name; the code that it generates refers to this crate.
 pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
 pub use fp8_files;
 pub use fp8_recipes;
@@ -52,8 +52,7 @@ pub use fp8_recipes::*;
 pub use fp8_scaled;
 pub use memory::keep_freed_memory;
 
-/// Scaled arithmetic: [`fp8_scaled`], the tensors and their operations, and [`fp8_recipes::scaled`], their parameters and
-/// files.
+/// Scaled arithmetic: tensors and operations of [`fp8_scaled`], parameters and files of [`fp8_recipes::scaled`].
 ///
 /// ```
 /// use candle_core::{DType, Device};

@@ -1,15 +1,15 @@
-//! Memory that was freed is kept for what comes next.
+//! Keeps freed memory for later allocations.
 
-/// Lets this process keep the memory that it frees, until it ends. Call it first in `main`; true if it took effect.
+/// Makes this process keep the memory that it frees. Call it first in `main`; returns true if it took effect.
 ///
 /// A training step makes and drops the same tensors as the step before. The allocator of glibc gives large ones back to the
-/// system each time, and the next step pays for fresh pages: up to half of its time again. The price of keeping them is
-/// that the process stays as large as it once was, and that all threads allocate from one heap, which locks for what
-/// does not fit into their own small caches.
+/// system each time, and the next step takes up to 1.5 times as long because it pays for fresh pages. In return the
+/// process never shrinks, and all threads allocate from one heap, which takes a lock for blocks that do not fit into
+/// their own small caches.
 ///
-/// Nothing happens, and the answer is false, where the system's C library is not glibc (other allocators can be had as
-/// the program's `#[global_allocator]`), and where other threads run already: glibc's settings are read without a lock.
-/// With an async runtime, call it before the runtime starts.
+/// Does nothing and returns false if the system's C library is not glibc (a program can choose another allocator as its
+/// `#[global_allocator]`), or if other threads are running: glibc reads these settings without a lock. With an async
+/// runtime, call it before the runtime starts.
 ///
 /// ```no_run
 /// fp8::keep_freed_memory(); // the first line of main
@@ -21,11 +21,11 @@ pub fn keep_freed_memory() -> bool {
         if threads != 1 {
             return false;
         }
-        // SAFETY: this is the only thread, so nobody reads the settings while they change; the values are within the
-        // ranges that `mallopt` documents.
+        // SAFETY: this is the only thread, so no other one reads the settings while they change; the values are within
+        // the ranges that `mallopt` documents.
         unsafe {
-            // One heap for all threads, as theirs cannot hold a block of more than 64 MB and go back piece by piece;
-            // no block in a mapping of its own; a heap that never shrinks.
+            // One heap for all threads: heaps of single threads are limited to blocks of 64 MB and shrink. No block in a
+            // mapping of its own, which would be unmapped when freed. And the heap never shrinks.
             libc::mallopt(libc::M_ARENA_MAX, 1) == 1
                 && libc::mallopt(libc::M_MMAP_MAX, 0) == 1
                 && libc::mallopt(libc::M_TRIM_THRESHOLD, -1) == 1

@@ -1,10 +1,10 @@
 //! The parts of the examples that touch a user's files, and how their errors read.
 
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../examples/calibrate/main.rs"]
+mod calibrate;
 #[path = "../examples/shared/candle_sources.rs"]
 mod candle_sources;
-#[allow(dead_code, reason = "the examples use the rest")]
-#[path = "../examples/shared/end.rs"]
-mod end;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../examples/train_gpt/record.rs"]
 mod record;
@@ -13,8 +13,14 @@ mod record;
 mod runs;
 
 use anyhow::anyhow;
+use calibrate::end;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use clap::Parser;
+use fp8::models::{Llama, LlamaConfig};
 use record::{Line, Metrics};
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
@@ -80,6 +86,41 @@ fn an_earlier_run_is_removed_only_with_overwrite() -> Outcome {
     left.sort();
     assert_eq!(left, ["checkpoint", "notes.txt"]);
     assert_eq!(fs::read_dir(out.join("checkpoint"))?.count(), 0);
+    Ok(())
+}
+
+#[test]
+fn calibrate_replaces_a_model_only_with_overwrite() -> Outcome {
+    let root = tempfile::tempdir()?;
+    let path = |name: &str| root.path().join(name).display().to_string();
+    let config = serde_json::json!({
+        "model_type": "llama", "vocab_size": 32, "hidden_size": 32, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2,
+    });
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    Llama::new(&LlamaConfig::parse("config.json", &config)?, vb)?;
+    fs::create_dir(path("model"))?;
+    fs::write(path("model/config.json"), config.to_string())?;
+    vars.save(path("model/model.safetensors"))?;
+    let ids = Tensor::new(&[[1u32, 5, 9, 2]], &Device::Cpu)?;
+    let ids = HashMap::from([("input_ids", ids)]);
+    candle_core::safetensors::save(&ids, path("ids.safetensors"))?;
+    let (model, ids, out) = (path("model"), path("ids.safetensors"), path("out"));
+    let run = |more: &[&str]| {
+        let args = ["calibrate", &model, "--ids", &ids, "--recipe", "rowwise"];
+        let args = [&args, &["--out", &out][..], more].concat();
+        calibrate::run(&calibrate::Args::try_parse_from(args)?)
+    };
+    run(&[])?;
+    let written = path("out/model.safetensors");
+    fs::write(&written, "old")?;
+    let error = run(&[]).unwrap_err().to_string();
+    assert!(error.contains(&out), "{error}");
+    assert!(error.contains("--overwrite"), "{error}");
+    assert_eq!(fs::read(&written)?, b"old");
+    run(&["--overwrite"])?;
+    assert_ne!(fs::read(&written)?, b"old");
     Ok(())
 }
 

@@ -1,18 +1,22 @@
 //! The example `train_vision`: the images that it reads, and a few steps of each of its runs.
 
 #[allow(dead_code, reason = "the examples use the rest")]
-#[path = "../examples/train_vision/data.rs"]
-mod data;
+#[path = "../examples/images/mod.rs"]
+mod images;
 #[path = "../examples/train_vision/net.rs"]
 mod net;
+#[allow(dead_code, reason = "scaled_mnist uses the rest")]
+#[path = "../examples/shared/parameters.rs"]
+mod parameters;
 #[path = "../examples/train_vision/run.rs"]
 mod run;
 
 use candle_core::Tensor;
-use data::{Data, Split};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use fp8::RecipeName;
+use images::data::{Data, Split};
+use images::epochs::Epochs;
 use net::ModelName;
 use run::{Settings, train};
 use std::io::Write;
@@ -147,10 +151,12 @@ fn few_digits() -> Data {
 fn settings(model: ModelName) -> Settings {
     Settings {
         model,
-        epochs: 2,
-        batch: 16,
-        lr: 2e-3,
-        seed: 1,
+        epochs: Epochs {
+            count: 2,
+            batch: 16,
+            lr: 2e-3,
+            seed: 1,
+        },
         exempt: vec![],
     }
 }

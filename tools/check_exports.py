@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Opens checkpoints that `fp8` wrote with other libraries and compares every weight, bit by bit. Run before a release:
+"""Opens checkpoints written by `fp8` with other libraries and compares every weight, bit by bit. Run it before a release:
 
     cargo build --release --bins --example calibrate
     tools/check_exports.py --all target/release
@@ -7,15 +7,15 @@
 makes a Llama with a head and one that ties it, a BERT and a Qwen3-MoE, each with random weights, quantizes them in every scheme and
 spelling, calibrates them under every recipe, and says for each file
 
-- whether weights are code * scale, read by hand, and what transformers dequantizes them to;
+- whether weights are code * scale, read by hand, and equal to what transformers dequantizes;
 - how near logits (hidden states of BERT) are to those of transformers in f32, in dB of signal over difference, and how near
   transformers' own run in bf16 is to its run in f32. Where transformers casts no inputs (blocks of `fp8`, models with experts), ours
   stay in high precision too.
 
-transformers makes one tensor of all experts of a layer, and can do so with one scale per tensor or channel, or with blocks of `fp8`; other
-files with experts are compared by hand alone.
+transformers stacks all experts of a layer into one tensor. It can do so with one scale per tensor or channel and with blocks of `fp8`;
+other files with experts are only compared by hand.
 
-With paths it compares the weights of what is there:
+With paths, it compares the weights of existing directories:
 
     fp8 quantize MODEL --scheme channel-token --out OUT
     fp8 dequantize OUT --dtype f32 --out PLAIN
@@ -47,7 +47,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 def read(directory):
-    """All tensors of a directory; with an index only the files that it names, and it must name every tensor."""
+    """All tensors of a directory; if there is an index, only of the files that it names, and it must name every tensor."""
     index = os.path.join(directory, "model.safetensors.index.json")
     if os.path.exists(index):
         with open(index) as file:
@@ -108,7 +108,7 @@ def configured(directory):
 
 
 def open_model(directory, **how):
-    """The model that transformers makes of a directory."""
+    """The model that transformers loads from a directory."""
     from transformers import AutoModel, AutoModelForCausalLM
 
     with open(os.path.join(directory, "config.json")) as file:
@@ -118,7 +118,7 @@ def open_model(directory, **how):
 
 
 def to_dequantize(config):
-    """The argument with which transformers dequantizes a directory; None where it has no way to."""
+    """The argument with which transformers dequantizes a directory; None if it cannot."""
     if config["quant_method"] == "compressed-tensors":
         from transformers import CompressedTensorsConfig
 
@@ -136,14 +136,14 @@ def has_experts(directory):
 
 
 def fuses(directory, config):
-    """Whether transformers, which makes one tensor of all experts, can do so: scales per tensor or channel in compressed-tensors files."""
+    """Whether transformers can stack the experts into one tensor: with scales per tensor or channel in compressed-tensors files."""
     groups = (config.get("config_groups") or {}).values()
     strategies = {group["weights"]["strategy"] for group in groups if config["quant_method"] == "compressed-tensors"}
     return not has_experts(directory) or strategies <= {"tensor", "channel"}
 
 
 def by_transformers(directory, config):
-    """The state of the model that transformers makes of a directory; None where it has no way to dequantize."""
+    """The state of the model that transformers loads from a directory; None if it cannot dequantize."""
     how = to_dequantize(config)
     if how is None or not fuses(directory, config):
         return None
@@ -151,7 +151,7 @@ def by_transformers(directory, config):
     for name, tensor in open_model(directory, quantization_config=how).state_dict().items():
         if name.endswith("_scale"):
             continue
-        # Experts are one tensor there, and a tensor each in files.
+        # transformers has one tensor for all experts, files have one for each.
         path, _, own = name.rpartition(".")
         if not path.endswith(".experts"):
             state[name] = tensor
@@ -166,7 +166,7 @@ def by_transformers(directory, config):
 
 
 def compare(what, got, expected):
-    """Prints one line; the number of tensors that differ."""
+    """Prints one line and returns the number of tensors that differ."""
     wrong = []
     for name, tensor in expected.items():
         other = got.get(name)
@@ -186,19 +186,19 @@ def compare(what, got, expected):
 
 
 def check_weights(directory, plain):
-    """Compares the weights of a directory with those of its dequantized copy; the number that differ."""
+    """Compares the weights of a directory with those of its dequantized copy; returns the number that differ."""
     config = configured(directory)
     expected = read(plain)
     wrong = compare("torch, code * scale", by_hand(read(directory), config), expected)
     try:
         state = by_transformers(directory, config)
-    except Exception as error:  # A library's refusal is a result, and the next directory is still of interest.
+    except Exception as error:  # A library's refusal is a result; go on with the next directory.
         print(f"  transformers: {type(error).__name__}: {str(error).splitlines()[0]}")
         return wrong + 1
     if state is None:
         print("  transformers: cannot dequantize this family")
         return wrong
-    # A tied head is a second name of the embedding.
+    # A tied head is a second name for the embedding.
     if "lm_head.weight" not in expected:
         state.pop("lm_head.weight", None)
     return wrong + compare("transformers", state, expected)
@@ -210,7 +210,7 @@ def outputs(model, ids):
         try:
             out = model(ids)
         except RuntimeError:
-            # compressed-tensors makes bf16 of microscaled weights, which holds them exactly, in the first pass of a model in f32 too.
+            # compressed-tensors turns microscaled weights into bf16 in the first pass, which is exact, even in a model in f32.
             out = torch.nn.Module.float(model)(ids)
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
@@ -223,20 +223,20 @@ def decibels(got, expected):
 
 
 def check_logits(directory, ids, ours):
-    """Compares what a directory computes here and there; whether ours is as near as bf16. `ours` runs it: whether inputs are cast or
-    not, to a tensor."""
+    """Compares what a directory computes here and in transformers; returns whether ours is as near as bf16. `ours` runs our model: it
+    takes whether inputs are cast and returns a tensor."""
     config = configured(directory)
     dequantized = to_dequantize(config)
     if dequantized is None or not fuses(directory, config):
         return True
-    # transformers casts inputs as compressed-tensors says, but those of experts.
+    # transformers casts inputs as compressed-tensors says, except those of experts.
     emulated = config["quant_method"] == "compressed-tensors" and not has_experts(directory)
     model = open_model(directory, **({} if emulated else {"quantization_config": dequantized}))
     f32 = outputs(model, ids)
     mine = ours(emulated)
     whole = decibels(mine, f32)
-    # Sums of another order move a value over the edge between two codes now and then, and the layers above amplify it: what is wrong
-    # shows in every token, that in few.
+    # Another order of sums moves a value across the edge between two codes now and then, and later layers amplify that. It shows in
+    # few tokens, while an error shows in all of them.
     token = torch.tensor([decibels(a, b) for a, b in zip(mine.flatten(0, 1), f32.flatten(0, 1))]).median().item()
     what = "" if emulated else ", inputs in high precision"
     bf16 = decibels(outputs(model.bfloat16(), ids), f32)
@@ -244,7 +244,7 @@ def check_logits(directory, ids, ours):
     return whole >= bf16 and token >= ENOUGH
 
 
-# Of the median token, in dB: FP8 codes alone differ from f32 by about 30.
+# For the median token, in dB: FP8 codes alone differ from f32 by about 30.
 ENOUGH = 60
 SPELLINGS = {
     "static-tensor": ["compressed-tensors", "autofp8", "modelopt"],
@@ -296,7 +296,7 @@ def make_models(directory):
 
 
 def check_all(programs, directory):
-    """Every model in every scheme, spelling and recipe; the number of files with which something is wrong."""
+    """Checks every model in every scheme, spelling and recipe; returns the number of bad files."""
     fp8, calibrate = os.path.join(programs, "fp8"), os.path.join(programs, "examples", "calibrate")
     ids_file = os.path.join(directory, "ids.safetensors")
     ids = torch.randint(0, 512, (2, 8), generator=torch.Generator().manual_seed(1))
@@ -332,7 +332,7 @@ def check_all(programs, directory):
                 out = os.path.join(directory, f"{name} recipe {recipe} {spelling}")
                 run(calibrate, model, "--ids", ids_file, "--recipe", recipe, "--to", spelling, "--out", out)
                 wrong += check(out)
-        # The largest inputs, from the static scales of a calibration.
+        # The amaxes of the inputs, from the static scales of a calibration.
         scales = read(os.path.join(directory, f"{name} recipe delayed compressed-tensors")).items()
         amaxes = {key.removesuffix(".input_scale"): 448 * scale.item() for key, scale in scales if key.endswith(".input_scale")}
         amaxes_file = os.path.join(directory, "amaxes.json")
@@ -341,7 +341,7 @@ def check_all(programs, directory):
         for scheme, spellings in SPELLINGS.items():
             for spelling in spellings:
                 out = os.path.join(directory, f"{name} scheme {scheme} {spelling}")
-                # Nothing runs the pooler of an encoder, so that nothing is known of its inputs.
+                # Nothing runs the pooler of an encoder, so its inputs are unknown.
                 static = scheme == "static-tensor"
                 flags = ["--amaxes", amaxes_file, "--ignore", "pooler.dense"] if static else []
                 run(fp8, "quantize", model, "--scheme", scheme, "--to", spelling, "--out", out, *flags)

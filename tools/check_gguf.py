@@ -1,4 +1,4 @@
-"""Compares the directory that `rewrite::dequantize` makes of a GGUF file with what transformers makes of it: tensors, tokens, logits.
+"""Compares the directory that `rewrite::dequantize` writes for a GGUF file with what transformers reads from it: tensors, tokens, logits.
 
     python tools/check_gguf.py FILE.gguf DIR
 

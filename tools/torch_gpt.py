@@ -69,15 +69,15 @@ def autocast(mode):
 
 
 def kept(model, args, mode):
-    """Bytes that the first block saves for its backward pass and that grow with the batch, and the others: copies of
-    parameters that autocast makes."""
+    """Bytes that the first block saves for its backward pass: those that grow with the batch, and the others, which are copies of
+    parameters made by autocast."""
     fixed = {t.untyped_storage().data_ptr() for t in (*model.parameters(), model.cos, model.sin)}
 
     def of(batch):
         found = {}
 
         def pack(tensor):
-            # Held until all are counted, so that no address comes twice.
+            # Kept until all are counted, so that no address is reused.
             found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
             return tensor
 
@@ -98,8 +98,8 @@ def main():
     sizes = {"batch": 8, "hidden": 256, "layers": 4, "heads": 4, "context": 128, "vocab": 256, "steps": 20, "threads": 2}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"[default: {default}]")
-    parser.add_argument("--modes", default="bf16,f32", help="bf16 (autocast) and f32, those to time [default: bf16,f32]")
-    parser.add_argument("--kept", action="store_true", help="also bytes that a block keeps for the backward pass")
+    parser.add_argument("--modes", default="bf16,f32", help="the modes to time, bf16 (autocast) and f32 [default: bf16,f32]")
+    parser.add_argument("--kept", action="store_true", help="also print the bytes that a block keeps for the backward pass")
     args = parser.parse_args()
     if args.hidden % (2 * args.heads):
         parser.error(f"--hidden {args.hidden} is no multiple of twice --heads {args.heads}")

@@ -15,12 +15,12 @@ use std::hint::black_box;
 /// Bytes of an input that stays in the second-level cache.
 const SMALL: usize = 256 << 10;
 
-/// Values that lie in the first-level cache with their codes.
+/// Values that fit in the first-level cache together with their codes.
 const SMALLEST: usize = 16 << 10;
 /// Calls in a run of a case in cache.
 const CALLS: usize = 100;
 
-/// Nothing where there are several threads: a slice is cast by one.
+/// Runs with one thread only: one thread casts a slice.
 pub fn run(session: &Session) -> Result<()> {
     if session.threads > 1 {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn run(session: &Session) -> Result<()> {
     decoding(session, SMALL, None)
 }
 
-/// With a scale, and the amax from the same pass.
+/// Casts with a scale, and the amax from the same pass.
 fn encoding<T: WithDType + HighPrecision>(
     session: &Session,
     name: &str,
@@ -80,7 +80,7 @@ fn encoding<T: WithDType + HighPrecision>(
         black_box(tensor.to_dtype(DType::F8E4M3)?);
         Ok(())
     };
-    // Without scale and amax; large inputs take it seconds.
+    // It has neither scale nor amax; large inputs take it seconds.
     let mut candle = in_cache.then(|| Contestant::new(candle).optional());
     let is_f32 = T::DTYPE == DType::F32;
     let times = session.time(Field {
@@ -127,7 +127,7 @@ fn decoding(session: &Session, bytes: usize, bar: Option<f64>) -> Result<()> {
     session.report(case, (Metric::GelemPerS, rate), bar, times, None)
 }
 
-/// Every code gives its value back to half a step of the format (what is large enough to be normal).
+/// Checks that every code of a normal value is within half a step of it.
 fn check_codes<T: WithDType>(case: &str, src: &[T], codes: &[u8], quant_scale: f32) -> Result<()> {
     let (head, tail) = (
         codes.len().min(1 << 16),
@@ -153,7 +153,7 @@ fn check_codes<T: WithDType>(case: &str, src: &[T], codes: &[u8], quant_scale: f
     Ok(())
 }
 
-/// Normal values, the same block again and again.
+/// A block of normal values, repeated.
 fn repeated<T: WithDType>(len: usize) -> Result<Tensor> {
     let block: Vec<T> = normal(1, len.min(1 << 20))?.to_dtype(T::DTYPE)?.to_vec1()?;
     let values: Vec<T> = block.iter().copied().cycle().take(len).collect();

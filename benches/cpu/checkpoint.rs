@@ -25,7 +25,7 @@ const HEADS: usize = 9;
 const KV_HEADS: usize = 3;
 const VOCABULARY: usize = 49152;
 const PROMPT: usize = 512;
-/// Tokens before those that are decoded.
+/// Tokens before the decoded ones.
 const SEEN: usize = 16;
 
 /// Names of a layer's matrices here and in GGUF files, outputs and inputs.
@@ -39,7 +39,7 @@ const MATRICES: [(&str, &str, usize, usize); 7] = [
     ("mlp.down_proj", "ffn_down", HIDDEN, INTERMEDIATE),
 ];
 
-/// Decoding and the reading of a prompt.
+/// Decoding, and reading a prompt.
 pub fn run(session: &Session) -> Result<()> {
     let prefill = session.name(format!("checkpoint prefill {PROMPT}, 135M"));
     let decode = session.name("checkpoint decode, 135M");
@@ -179,7 +179,7 @@ impl Race<'_> {
                     }
                     Ok(())
                 })
-                // From position 0 on its cache begins anew.
+                // At position 0 its cache starts over.
                 .with_setup(|| {
                     self.quantized.borrow_mut().forward(&prompt, 0)?;
                     Ok(())
@@ -218,7 +218,7 @@ fn config(layers: usize) -> Value {
     })
 }
 
-/// Random weights under their names in safetensors files, the embedding in values that bf16 has.
+/// Random weights under their names in safetensors files; the embedding is exact in bf16.
 fn weights(layers: usize) -> Result<HashMap<String, Tensor>> {
     let device = Device::Cpu;
     let random = |rows: usize, cols: usize| {
@@ -246,7 +246,7 @@ fn weights(layers: usize) -> Result<HashMap<String, Tensor>> {
     Ok(tensors)
 }
 
-/// The model from an FP8 directory that it is written to first.
+/// Writes an FP8 directory and opens the model from it.
 fn ours(tensors: &HashMap<String, Tensor>, layers: usize, folder: &Path) -> Result<models::Model> {
     let (source, target) = (folder.join("bf16"), folder.join("fp8"));
     std::fs::create_dir(&source)?;
@@ -329,7 +329,7 @@ fn quantized(tensors: &HashMap<String, Tensor>, layers: usize) -> Result<ModelWe
     Ok(ModelWeights::from_gguf(content, &mut bytes, &Device::Cpu)?)
 }
 
-/// GGUF files have pairs of rotated features side by side, safetensors files in halves.
+/// GGUF files store the two features of a rotated pair side by side, safetensors files in two halves.
 fn permuted(name: &str, x: &Tensor) -> Result<Tensor> {
     let heads = match name {
         _ if name.ends_with("q_proj.weight") => HEADS,

@@ -27,7 +27,7 @@ const SHAPES: [(usize, usize, usize, usize, usize); 11] = [
     (512, 512, 3, 1, 7),
 ];
 
-/// Forward with a cached weight, and with the backward pass after a change of the weight: with a cast of everything by
+/// Forward passes with a cached weight, and forward and backward passes after a change of the weight, with all casts of
 /// `tensorwise`.
 pub fn run(session: &Session) -> Result<()> {
     for (c_in, c_out, kernel, stride, size) in SHAPES {
@@ -78,7 +78,7 @@ pub fn run(session: &Session) -> Result<()> {
             };
             let weights = [weight.copy()?, (weight.as_tensor() * 1.001)?];
             let changes = Cell::new(0);
-            // As an optimizer would; both contestants do the same before a step, and it is not timed.
+            // As an optimizer would. Both contestants do this before a step, and it is not timed.
             let change = || -> Result<()> {
                 changes.set(changes.get() + 1);
                 Ok(weight.set(&weights[changes.get() % 2])?)

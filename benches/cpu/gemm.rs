@@ -11,7 +11,7 @@ use fp8::fp8_candle::{Fp8Tensor, Quantizer};
 use fp8::fp8_core::{Contraction, Format, Granularity, Isa};
 use std::hint::black_box;
 
-/// E4M3 times E4M3, cubes.
+/// Cubes, E4M3 times E4M3.
 pub fn run(session: &Session) -> Result<()> {
     for size in [512, 1024, 2048] {
         let case = session.name(format!("gemm {size}x{size}x{size}"));
@@ -22,7 +22,7 @@ pub fn run(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// The bar of a compute-bound product: `default` where bf16 units multiply, which f32 ones cannot reach.
+/// The bar of a compute-bound product: `default` with bf16 units, a lower one with f32 units.
 pub fn bar(session: &Session, default: f64) -> f64 {
     let level = session.forced.unwrap_or(Isa::best().level().name());
     match level {

@@ -3,10 +3,10 @@
 use crate::gpt::Gpt;
 use crate::inputs::check;
 use crate::rows::Metric;
-use crate::run::Run;
+use crate::run::{Run, Settings};
 use crate::session::{Session, Times};
 use crate::timing::median;
-use crate::training::{settings, text};
+use crate::training::text;
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use fp8::{atomic, load, save_calibrated};
@@ -61,7 +61,7 @@ pub fn run(session: &Session) -> Result<()> {
 
 /// The example's model with random weights, loaded from its calibrated FP8 file and from an f32 one.
 fn models(folder: &Path) -> Result<(Gpt, Gpt)> {
-    let settings = settings();
+    let settings = Settings::default();
     let run = Run::new("delayed", &settings, &Device::Cpu)?;
     run.calibrate(&text(&settings)?, 2)?;
     let fp8 = save_calibrated(&run.model, folder.join("fp8.safetensors"))?.model;

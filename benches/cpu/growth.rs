@@ -8,14 +8,14 @@ use crate::training::{sized, text, train_step};
 use anyhow::Result;
 use candle_core::Device;
 
-/// Tokens of a step while the context grows, so that the time of a step says that of a token.
+/// Tokens of a step for every context, so that times of steps compare as times of tokens do.
 const TOKENS: usize = 2048;
 const CONTEXTS: [usize; 5] = [128, 256, 512, 1024, 2048];
 const WIDTHS: [usize; 4] = [128, 256, 512, 1024];
 /// Features of a head at every width.
 const HEAD: usize = 64;
 
-/// Both series; with `--quick` only what `--filter` names.
+/// Both series; with `--quick` only the cases that `--filter` names.
 pub fn run(session: &Session) -> Result<()> {
     for context in CONTEXTS {
         let case = format!("train_gpt tokens delayed, context {context}");

@@ -10,10 +10,10 @@ use fp8::fp8_autocast;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-/// Bytes that are allocated now.
+/// Bytes that are allocated at present.
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 
-/// The system's allocator, which counts.
+/// The system's allocator with a counter.
 struct Counting;
 
 #[global_allocator]
@@ -72,7 +72,7 @@ pub fn run(session: &Session) -> Result<()> {
         ("delayed", false),
         ("delayed", true),
     ] {
-        // 0.55 of torch's bytes are asked for where bytes are what counts.
+        // The bar for recomputation, which is there to save memory, is 0.55 of torch's bytes.
         let (how, bar) = match recomputes {
             true => (", recomputing", Some(1. / 0.55)),
             false => ("", None),
@@ -90,7 +90,7 @@ pub fn run(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// What a second block adds, and of that only what grows with the batch: weights and their codes do not.
+/// The bytes that a second block adds, without those that do not grow with the batch: weights and their codes.
 fn bytes_per_token(recipe: &str, recomputes: bool) -> Result<f64> {
     let held = |layers, batch| held(recipe, recomputes, layers, batch);
     let two = held(2, 2 * BATCH)? - held(2, BATCH)?;
@@ -98,7 +98,7 @@ fn bytes_per_token(recipe: &str, recomputes: bool) -> Result<f64> {
     Ok((two - one) as f64 / (BATCH * CONTEXT) as f64)
 }
 
-/// Bytes that are allocated between the passes and were not before.
+/// The bytes that a forward pass leaves allocated for the backward pass.
 fn held(recipe: &str, recomputes: bool, layers: usize, batch: usize) -> Result<isize> {
     let settings = sized(HIDDEN, layers, HEADS, CONTEXT, batch);
     let data = text(&settings)?;
@@ -113,7 +113,7 @@ fn held(recipe: &str, recomputes: bool, layers: usize, batch: usize) -> Result<i
         }
         Ok(logits)
     };
-    // Buffers that are used again are there after a step.
+    // The first step allocates buffers that later ones reuse.
     forward()?.sum_all()?.backward()?;
     let before = LIVE.load(Ordering::Relaxed);
     let logits = forward()?;

@@ -42,7 +42,7 @@ pub fn check(what: &str, ours: &Tensor, reference: &Tensor, limit: f64) -> Resul
     Ok(())
 }
 
-/// Bytes of the last-level cache; a guess where the system does not say.
+/// Bytes of the last-level cache; a guess if the system does not report it.
 pub fn last_level_cache() -> usize {
     let read = || {
         let path = "/sys/devices/system/cpu/cpu0/cache/index3/size";

@@ -14,7 +14,7 @@ use std::hint::black_box;
 /// (tokens, in_features, out_features).
 const SHAPES: [(usize, usize, usize); 2] = [(512, 768, 3072), (2048, 1024, 4096)];
 
-/// Recipes of the training steps and what is asked of each.
+/// Recipes of the training steps and their bars.
 const RECIPES: [(RecipeName, f64); 4] = [
     (RecipeName::Tensorwise, 1.85),
     (RecipeName::Delayed, 1.85),
@@ -64,7 +64,7 @@ fn calls<'a>(layer: &'a impl Module, x: &'a Tensor) -> Contestant<'a> {
     })
 }
 
-/// One recipe after the other against the same f32 and bf16 runs, all in turn.
+/// All recipes against the same f32 and bf16 runs, taking turns.
 fn steps(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
     let named = RECIPES.map(|(recipe, most)| {
         let case = format!("linear forward+backward {m} {k}->{n} {recipe}");
@@ -84,7 +84,7 @@ fn steps(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
         grad: (normal(4, (m, n))? * 0.01)?,
     };
     let plain = Step::new(&inputs, DType::F32, None)?;
-    // Takes seconds.
+    // bf16 takes seconds.
     let plain16 = (!session.quick())
         .then(|| Step::new(&inputs, DType::BF16, None))
         .transpose()?;

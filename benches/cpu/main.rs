@@ -11,6 +11,8 @@ mod checkpoint;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
+#[path = "../shared/args.rs"]
+mod common;
 mod conv;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/data.rs"]
@@ -26,6 +28,8 @@ mod inputs;
 #[path = "../shared/json.rs"]
 mod json;
 mod linear;
+#[path = "../../examples/shared/parameters.rs"]
+mod parameters;
 mod parent;
 mod peaks;
 mod rows;
@@ -52,20 +56,18 @@ mod weights;
 
 use anyhow::Result;
 use args::{Args, Group};
+use clap::Parser;
 use session::Session;
 
 fn main() -> Result<()> {
     // For every contestant: or each large output pays for fresh pages, which take longer than the product itself.
     fp8::keep_freed_memory();
     fp8::fp8_core::Isa::from_env()?;
-    let Some(args) = Args::parse(std::env::args().skip(1))? else {
-        print!("{}", args::HELP);
-        return Ok(());
-    };
+    let args = Args::parse();
     let Some(group) = args.child else {
         return parent::run(&args);
     };
-    let session = Session::new(&args)?;
+    let session = Session::new(&args.common)?;
     match group {
         Group::Kernels => {
             gemm::run(&session)?;

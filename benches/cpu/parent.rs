@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Runs everything.
 pub fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.common.json {
         check_target(path)?;
     }
     let load = load_average();
@@ -70,10 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
     summarize(&rows, began);
     if best.level().name() == "amx" && !peaks.bf16_doubles_f32() {
         println!(
-            "vdpbf16ps has no twice the rate of AVX2 here: rows that are forced to it have no bar"
+            "vdpbf16ps is not twice as fast as AVX2 here: rows that are forced to it have no bar"
         );
     }
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.common.json {
         write_json(path, &rows)?;
         println!("written: {}", path.display());
     }
@@ -91,7 +91,7 @@ fn summarize(rows: &[Row], began: Instant) {
     );
 }
 
-/// Runs a group in a process of its own and hands over its rows as they come.
+/// Runs a group in a separate process and passes its rows to `each` as they come.
 fn child(
     args: &Args,
     group: Group,
@@ -101,8 +101,8 @@ fn child(
 ) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--child", group.name()]);
-    command.args(args.quick.then_some("--quick"));
-    if let Some(filter) = &args.filter {
+    command.args(args.common.quick.then_some("--quick"));
+    if let Some(filter) = &args.common.filter {
         command.args(["--filter", filter]);
     }
     let threads = threads.to_string();
@@ -116,7 +116,7 @@ fn child(
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         let measured = serde_json::from_str(&line)
-            .with_context(|| format!("a child printed what is no row: {line}"))?;
+            .with_context(|| format!("a child printed a line that is not a row: {line}"))?;
         each(measured);
     }
     let status = child.wait()?;
@@ -136,7 +136,7 @@ fn processor() -> String {
         .to_string()
 }
 
-/// Load of the last minute, before the benchmark has added to it; 0 where the system does not report it.
+/// Load average of the last minute, before the benchmark adds to it; 0 if the system does not report it.
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split(' ').next().and_then(|first| first.parse().ok());

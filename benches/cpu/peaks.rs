@@ -38,15 +38,15 @@ impl Peaks {
             use fp8::fp8_core::IsaLevel;
             let best = Isa::best().level();
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                // SAFETY: avx2 and fma are there.
+                // SAFETY: the processor has avx2 and fma.
                 peaks.fma_avx2 = Some(best_rate(|| unsafe { x86::fma_avx2() }));
             }
             if is_x86_feature_detected!("avx512f") {
-                // SAFETY: avx512f is there.
+                // SAFETY: the processor has avx512f.
                 peaks.fma_avx512 = Some(best_rate(|| unsafe { x86::fma_avx512() }));
             }
             if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f") {
-                // SAFETY: avx512bf16 and avx512f are there.
+                // SAFETY: the processor has avx512bf16 and avx512f.
                 peaks.vdpbf16ps = Some(best_rate(|| unsafe { x86::vdpbf16ps() }));
             }
             if best == IsaLevel::Amx {
@@ -57,7 +57,7 @@ impl Peaks {
         peaks
     }
 
-    /// Whether `vdpbf16ps` has the twofold rate of f32 multiply-adds that its bars rest on. Intel's processors with AMX
+    /// Whether `vdpbf16ps` runs at twice the rate of f32 multiply-adds, as its bars assume. Intel's processors with AMX
     /// issue one every other cycle.
     pub fn bf16_doubles_f32(&self) -> bool {
         match (self.vdpbf16ps, self.fma_avx2) {
@@ -66,8 +66,8 @@ impl Peaks {
         }
     }
 
-    /// The part of the peak that `work` in `ms` reaches. Products are held against `vdpbf16ps` where code for it may
-    /// run, tiles or not, and else against f32 multiply-adds; FP8_ISA=`isa` decides that.
+    /// The part of the peak that `work` in `ms` reaches. Products are compared with `vdpbf16ps` if FP8_ISA=`isa` allows it,
+    /// with tiles or without, and with f32 multiply-adds otherwise.
     pub fn fraction(&self, work: Work, ms: f64, threads: usize, isa: Option<&str>) -> Option<f64> {
         let peak = match work {
             Work::Flop(_) => {
@@ -106,7 +106,7 @@ impl fmt::Display for Peaks {
     }
 }
 
-/// The best of some runs of `kernel`, which gives the operations it did, per second of CPU time.
+/// Operations per second of CPU time, in the best of some runs of `kernel`, which returns its number of operations.
 #[cfg(target_arch = "x86_64")]
 fn best_rate(kernel: impl Fn() -> f64) -> f64 {
     let rates = (0..12).map(|_| {
@@ -142,10 +142,10 @@ fn read_bandwidth(threads: usize) -> (f64, f64) {
 fn sum(data: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
-        // SAFETY: avx512f is there.
+        // SAFETY: the processor has avx512f.
         return unsafe { x86::sum_avx512(data) };
     } else if is_x86_feature_detected!("avx2") {
-        // SAFETY: avx2 is there.
+        // SAFETY: the processor has avx2.
         return unsafe { x86::sum_avx2(data) };
     }
     sum_body(data)

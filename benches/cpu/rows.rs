@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a row is judged by; higher is better.
+/// The figure that a row is judged by; higher is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -24,7 +24,7 @@ pub enum Metric {
     TokensPerS,
     /// Bytes that torch's bf16 autocast keeps for the backward pass over ours.
     KeptRatio,
-    /// Bytes kept for the backward pass by each token; here less is better, and no bar stands.
+    /// Bytes of each token kept for the backward pass; less is better, and there is no bar.
     BytesPerToken,
 }
 
@@ -61,13 +61,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether the row has a bar and does not reach it.
+    /// Whether the row misses its bar.
     pub fn misses(&self) -> bool {
         self.bar.is_some_and(|bar| self.value < bar)
     }
 }
 
-/// What a call does, to be compared with a peak of the machine.
+/// The work of a call, to be compared with a peak of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -77,7 +77,7 @@ pub enum Work {
     Read(f64),
 }
 
-/// What a child sends: a row whose fraction of the peak is still to be found.
+/// A row from a child; the parent computes its fraction of the peak.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub row: Row,

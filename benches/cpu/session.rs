@@ -1,6 +1,6 @@
 //! What the cases of a child process share: threads, clock, pace, filter, and the way to report.
 
-use crate::args::Args;
+use crate::common::Common;
 use crate::rows::{Measured, Metric, Row, Work};
 use crate::timing::{Clock, Contestant, Pace, race};
 use anyhow::Result;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// A child process at work.
 pub struct Session {
-    args: Args,
+    args: Common,
     /// Threads of ours and of candle.
     pub threads: usize,
-    /// Set where the parent has forced an instruction set.
+    /// The instruction set, if the parent has forced one.
     pub forced: Option<&'static str>,
 }
 
@@ -34,12 +34,12 @@ pub struct Field<'a> {
 }
 
 impl Session {
-    /// Settles the number of threads: `RAYON_NUM_THREADS`, which candle reads as well.
-    pub fn new(args: &Args) -> Result<Self> {
+    /// Sets the number of threads to `RAYON_NUM_THREADS`, which candle reads as well.
+    pub fn new(args: &Common) -> Result<Self> {
         let threads = candle_core::utils::get_num_threads();
         let mut pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
         if threads == 1 {
-            // The calling thread is the pool, so its CPU time is all there is.
+            // The calling thread is the pool, so its CPU time is the whole CPU time.
             pool = pool.use_current_thread();
         }
         pool.build_global()?;
@@ -51,7 +51,7 @@ impl Session {
         })
     }
 
-    /// The name of a case, which says a forced instruction set.
+    /// The name of a case, with a forced instruction set.
     pub fn name(&self, case: impl Into<String>) -> String {
         let case = case.into();
         match self.forced {
@@ -60,22 +60,22 @@ impl Session {
         }
     }
 
-    /// Whether a case is asked for.
+    /// Whether the filter lets a case through.
     pub fn wants(&self, case: &str) -> bool {
         self.args.wants(case)
     }
 
-    /// Whether a case that takes minutes is asked for: by its name, or by a run that need not be brief.
+    /// [`Session::wants`] for a case that takes minutes: a quick run includes it only if a filter names it.
     pub fn wants_large(&self, case: &str) -> bool {
         self.args.wants(case) && (!self.args.quick || self.args.filter.is_some())
     }
 
-    /// Whether to be brief.
+    /// Whether this is a quick run.
     pub fn quick(&self) -> bool {
         self.args.quick
     }
 
-    /// How long a case goes on.
+    /// How long to time a case.
     pub fn pace(&self) -> Pace {
         let clock = if self.threads == 1 {
             Clock::Cpu

@@ -19,7 +19,7 @@ pub fn run(session: &Session) -> Result<()> {
     in_cache(session, (128, 1024, 1024))
 }
 
-/// The one of them with enough rows to be bound by arithmetic.
+/// The weight in cache with enough rows to be bound by arithmetic.
 pub fn run_wide(session: &Session) -> Result<()> {
     in_cache(session, (128, 1024, 1024))
 }
@@ -54,12 +54,12 @@ pub fn run_from_memory(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// One weight in every format, each in as many copies as fill some bytes.
+/// One weight in every format, in as many copies as fill some bytes.
 struct Weights {
     k: usize,
     ours: Vec<Linear>,
     f32: Vec<candle_nn::Linear>,
-    /// Empty where it is left out: widening a large weight takes long.
+    /// Empty if it is left out: widening a large weight takes long.
     bf16: Vec<candle_nn::Linear>,
     q8_0: Vec<QMatMul>,
 }

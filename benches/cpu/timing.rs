@@ -8,7 +8,7 @@ const SAMPLE: Duration = Duration::from_millis(5);
 /// Thread pools spin for a while after their work; the next contestant must not share the cores with that.
 const SETTLE: Duration = Duration::from_millis(3);
 
-/// What times are taken from.
+/// The clock of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// CPU time of the calling thread.
@@ -17,7 +17,7 @@ pub enum Clock {
     Wall,
 }
 
-/// How long a case goes on.
+/// How long to time a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     pub clock: Clock,
@@ -51,7 +51,7 @@ struct Sample {
 }
 
 impl<'a> Contestant<'a> {
-    /// `run` is timed and ends with what it made dropped.
+    /// `run` is timed. It drops its results before it returns.
     pub fn new(run: impl FnMut() -> Result<()> + 'a) -> Self {
         Self {
             setup: None,
@@ -71,19 +71,19 @@ impl<'a> Contestant<'a> {
         self
     }
 
-    /// Says that one run makes several calls, for those too short to time one by one.
+    /// Declares that one run makes several calls, for calls too short to time one by one.
     pub fn with_calls(mut self, calls: usize) -> Self {
         self.calls = calls;
         self
     }
 
-    /// Stops after its share of the budget, for columns that are not judged.
+    /// Stops after its share of the budget; for columns without a bar.
     pub fn optional(mut self) -> Self {
         self.optional = true;
         self
     }
 
-    /// Says that it has run before, and takes long enough to be timed by itself.
+    /// Declares that it has run before, and that one run is long enough to time.
     pub fn warm(mut self) -> Self {
         self.warm = true;
         self

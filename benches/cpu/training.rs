@@ -1,7 +1,6 @@
 //! Steps of `examples/train_gpt` with its defaults and of larger models, delayed FP8 against f32.
 
 use crate::data::Data;
-use crate::gpt::GptConfig;
 use crate::rows::Metric;
 use crate::run::{Run, Settings, Step};
 use crate::session::{Session, Times};
@@ -10,20 +9,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use std::path::Path;
 
-/// The defaults of the example.
-pub fn settings() -> Settings {
-    Settings {
-        recipes: vec!["f32".into(), "delayed".into()],
-        steps: 200,
-        seed: 0,
-        batch: 8,
-        learning_rate: 6e-4,
-        model: GptConfig::default(),
-        data: String::new(),
-    }
-}
-
-/// Some text: which, does not matter to the time of a step.
+/// Some text; its content does not affect the time of a step.
 pub fn text(settings: &Settings) -> Result<Data> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fp8-recipes/src");
     let model = &settings.model;
@@ -35,9 +21,14 @@ pub fn text(settings: &Settings) -> Result<Data> {
     )
 }
 
-/// Each case step by step in turn with what it is compared with.
+/// Runs each case and its counterpart in turn, step by step.
 pub fn run(session: &Session) -> Result<()> {
-    against_f32(session, "train_gpt step delayed", &settings(), Some(1.4))?;
+    against_f32(
+        session,
+        "train_gpt step delayed",
+        &Settings::default(),
+        Some(1.4),
+    )?;
     for (name, hidden, layers, heads) in LARGER {
         let case = format!("train_gpt step delayed, {name}");
         if session.wants_large(&session.name(&case)) {
@@ -48,8 +39,8 @@ pub fn run(session: &Session) -> Result<()> {
     scaled_against_delayed(session)
 }
 
-/// With a context of 256: parameters, hidden size, layers, heads. The last is GPT-2 small without its 39M parameters of a
-/// vocabulary of 50257, which has 256 tokens here as everywhere in this file.
+/// With a context of 256: parameters, hidden size, layers, heads. The last is GPT-2 small with a vocabulary of 256 tokens, as
+/// everywhere in this file, instead of 50257, which have 39M parameters.
 const LARGER: [(&str, usize, usize, usize); 2] = [
     ("25M", 512, 8, 8),
     ("85M (GPT-2 small, bytes)", 768, 12, 12),
@@ -59,7 +50,7 @@ const LARGER: [(&str, usize, usize, usize); 2] = [
 pub fn sized(hidden: usize, layers: usize, heads: usize, context: usize, batch: usize) -> Settings {
     let mut settings = Settings {
         batch,
-        ..settings()
+        ..Settings::default()
     };
     let model = &mut settings.model;
     (model.hidden_size, model.num_layers) = (hidden, layers);
@@ -86,7 +77,12 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
     if !session.wants(&case) {
         return Ok(());
     }
-    let [ours, delayed] = race(session, &case, ["scaled_fp8", "delayed"], &settings())?;
+    let [ours, delayed] = race(
+        session,
+        &case,
+        ["scaled_fp8", "delayed"],
+        &Settings::default(),
+    )?;
     let times = Times {
         ours: Some(ours),
         ..Times::default()
@@ -128,7 +124,7 @@ fn race(session: &Session, case: &str, names: [&str; 2], settings: &Settings) ->
     Ok(ms.map(|ms| median(ms.into_iter())))
 }
 
-/// One step, waited for.
+/// One step, with its results.
 pub fn train_step(run: &mut Run, data: &Data) -> Result<Step> {
     run.train_step(data)?;
     run.read_steps()?.pop().context("a step without results")

@@ -18,7 +18,7 @@ const CURRENT: CurrentScale = CurrentScale {
     power_of_two: true,
 };
 
-/// What is cast, on which backend.
+/// The tensors to cast, and the backend.
 struct Input {
     backend: &'static dyn Backend,
     xs: [Tensor; 2],
@@ -30,8 +30,8 @@ struct Input {
 
 type Run = fn(&Input, &Tensor) -> candle_core::Result<()>;
 
-/// Name, bytes moved per value, what is asked, and the call. Where a scale needs the whole tensor (or a whole column) first,
-/// the values are read twice.
+/// Name, bytes moved per value, bar, and the call. Values are read twice where a scale depends on the whole tensor (or a whole
+/// column).
 const CASES: [(&str, f64, Option<f64>, Run); 7] = [
     ("cast", 3., None, |input, x| {
         input.quantize(x, Orientation::RowMajor)

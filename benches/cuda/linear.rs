@@ -13,7 +13,7 @@ use fp8::fp8_candle::device::{cuda_info, take_gemm_paths};
 /// (tokens, in_features, out_features).
 const SHAPE: (usize, usize, usize) = (16384, 4096, 16384);
 
-/// What is asked of whole steps.
+/// Recipes and the bars of whole steps.
 const RECIPES: [(RecipeName, Option<f64>); 5] = [
     (RecipeName::Delayed, Some(1.65)),
     (RecipeName::Tensorwise, Some(1.55)),
@@ -47,7 +47,7 @@ pub fn run(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// Two layers with inputs of their own.
+/// Two layers with separate inputs.
 type Pair = [Step; 2];
 
 fn steps(

@@ -4,6 +4,8 @@ mod args;
 mod casts;
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
+#[path = "../shared/args.rs"]
+mod common;
 mod encoder;
 mod gemm;
 #[path = "../shared/json.rs"]
@@ -27,14 +29,12 @@ mod upstream;
 
 use anyhow::Result;
 use args::Args;
+use clap::Parser;
 use session::Session;
 
 fn main() -> Result<()> {
-    let Some(args) = Args::parse(std::env::args().skip(1))? else {
-        print!("{}", args::HELP);
-        return Ok(());
-    };
-    if let Some(path) = &args.json {
+    let args = Args::parse();
+    if let Some(path) = &args.common.json {
         json::check_target(path)?;
     }
     let session = Session::new(&args)?;
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         .count();
     let barred = rows.iter().filter(|row| row.bar.is_some()).count();
     println!("\n{} of {barred} bars reached", barred - misses);
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.common.json {
         json::write_json(path, &rows)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Differentiable ops, forward and backward, and optimizer steps, against what candle has for the same.
+//! Differentiable ops, forward and backward, and optimizer steps, against candle's.
 
 use crate::layer::LayerConfig;
 use crate::race::Contestant;
@@ -104,7 +104,7 @@ fn unary(
     Ok(())
 }
 
-/// Parameters as an encoder layer has them.
+/// Parameters of the shapes of an encoder layer.
 struct Parameters {
     vars: Vec<(String, Var)>,
     grads: GradStore,

@@ -11,12 +11,12 @@ use std::time::Instant;
 
 /// A shorter call is repeated until a sample is about as long, in milliseconds.
 const SAMPLE_MS: f64 = 2.;
-/// Calls of a sample at most: more launches than the driver queues would make the host wait.
+/// The most calls of a sample: the host would wait if it launched more than the driver queues.
 const MOST_CALLS: usize = 32;
-/// Bytes of the tensor whose copies hold the GPU up.
+/// Bytes of the tensor whose copies keep the GPU busy.
 const PLUG: usize = 256 << 20;
 
-/// How long a race goes on.
+/// How long a race lasts.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     pub min_rounds: usize,
@@ -35,8 +35,7 @@ pub struct Contestant<'a> {
 }
 
 impl<'a> Contestant<'a> {
-    /// `run` gets a number that goes up with each call: which of several inputs to take. What it makes is dropped within
-    /// the time.
+    /// `run` gets a number that goes up with each call, to choose among several inputs. Dropping its result is timed, too.
     pub fn new<T>(mut run: impl FnMut(usize) -> Result<T> + 'a) -> Self {
         Self {
             run: Box::new(move |turn| run(turn).map(drop)),
@@ -48,7 +47,7 @@ impl<'a> Contestant<'a> {
         }
     }
 
-    /// Lets the host queue every sample while the GPU is busy with something else.
+    /// Has the host queue every sample while the GPU is busy with something else.
     pub fn queued(mut self) -> Self {
         self.queued = true;
         self

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What a row is judged by.
+/// The figure that a row is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -14,7 +14,7 @@ pub enum Metric {
     CopyShare,
     /// 10^9 bytes read and written per second.
     GbPerS,
-    /// Milliseconds; the only metric of which less is better.
+    /// Milliseconds; the only metric where less is better.
     Ms,
 }
 
@@ -38,14 +38,14 @@ pub struct Row {
     pub value: f64,
     pub bar: Option<f64>,
     pub ours_ms: f64,
-    /// What `value` compares with, where it is a ratio.
+    /// The other time, if `value` is a ratio.
     pub against_ms: Option<f64>,
     pub tflop_per_s: Option<f64>,
     pub gb_per_s: Option<f64>,
 }
 
 impl Row {
-    /// Whether the row does what its bar asks; None without a bar. NaN does not.
+    /// Whether the row reaches its bar; None without a bar. NaN does not.
     pub fn passes(&self) -> Option<bool> {
         self.bar.map(|bar| match self.metric {
             Metric::Ms => self.value <= bar,

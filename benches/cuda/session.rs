@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Shape, Tensor};
 use fp8::fp8_candle::device::{cuda_info, open_cuda_untracked, take_gemm_paths};
 use std::cell::RefCell;
 
-/// Caches hold less than this.
+/// More bytes than the caches hold.
 const CACHE: usize = 128 << 20;
 
 /// A run of the bench.
@@ -19,7 +19,7 @@ pub struct Session {
     rows: RefCell<Vec<Row>>,
 }
 
-/// A row before its judgement.
+/// A row before its value is computed.
 #[derive(Default)]
 pub struct Measured {
     pub ours_ms: f64,
@@ -31,7 +31,7 @@ pub struct Measured {
 }
 
 impl Session {
-    /// Opens the first GPU and says what it is.
+    /// Opens the first GPU and prints what it is.
     pub fn new(args: &Args) -> Result<Self> {
         // SAFETY: the only CUDA device of this program, which has no second stream.
         let device = unsafe { open_cuda_untracked(0) }.context("this bench needs an NVIDIA GPU")?;
@@ -72,24 +72,24 @@ impl Session {
         })
     }
 
-    /// Whether a case is asked for.
+    /// Whether the filter lets a case through.
     pub fn wants(&self, case: &str) -> bool {
-        self.args.wants(case)
+        self.args.common.wants(case)
     }
 
-    /// A size, divided as the command line says.
+    /// A size, divided by `--shrink`.
     pub fn size(&self, size: usize) -> usize {
         (size / self.args.shrink).max(1)
     }
 
-    /// How many sets of inputs of so many bytes do not fit in the caches together.
+    /// How many sets of inputs, of `bytes` bytes each, exceed the caches.
     pub fn sets(&self, bytes: usize) -> usize {
         (2 * CACHE / self.args.shrink)
             .div_ceil(bytes.max(1))
             .clamp(2, 64)
     }
 
-    /// Fails if an FP8 product since the last call was decoded and multiplied in f32: then there is no FP8 product to time.
+    /// Fails if an FP8 product since the last call was decoded and multiplied in f32: then no FP8 product was timed.
     pub fn multiplied_fp8(&self, case: &str) -> Result<()> {
         let paths = take_gemm_paths();
         ensure!(
@@ -109,7 +109,7 @@ impl Session {
 
     /// Median milliseconds of a call of each contestant.
     pub fn race(&self, contestants: Vec<Contestant<'_>>) -> Result<Vec<f64>> {
-        let pace = if self.args.quick {
+        let pace = if self.args.common.quick {
             Pace {
                 min_rounds: 3,
                 max_rounds: 5,
@@ -125,7 +125,7 @@ impl Session {
         self.track.race(contestants, &pace)
     }
 
-    /// Prints and keeps a row. A value that is not given is the ratio of the times.
+    /// Prints and stores a row. The default value is the ratio of the times.
     pub fn report(
         &self,
         case: impl Into<String>,

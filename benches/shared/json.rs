@@ -5,7 +5,7 @@ use fp8::atomic::write_atomic;
 use serde::Serialize;
 use std::path::Path;
 
-/// Fails early where [`write_json`] would after minutes.
+/// Fails at once if [`write_json`] would fail after minutes.
 pub fn check_target(path: &Path) -> Result<()> {
     let folder = path
         .parent()
@@ -19,7 +19,7 @@ pub fn check_target(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the array; a reader finds all of it or the file that was there before.
+/// Replaces the file with the array; a reader finds the whole array or the old file.
 pub fn write_json(path: &Path, rows: &[impl Serialize]) -> Result<()> {
     Ok(write_atomic(path, |out| {
         serde_json::to_writer_pretty(&mut *out, rows)?;

@@ -23,7 +23,7 @@ impl Layer {
     }
 }
 
-/// What a step computes with.
+/// Inputs of a step.
 pub struct Inputs {
     /// `[tokens, in_features]`
     pub x: Tensor,
@@ -35,7 +35,7 @@ pub struct Inputs {
     pub grad: Tensor,
 }
 
-/// What [`Step::run`] gives.
+/// The results of [`Step::run`].
 pub const NAMES: [&str; 4] = ["y", "grad of x", "grad of weight", "grad of bias"];
 
 /// A layer in training, with gradients for its input, weight and bias.
@@ -46,7 +46,7 @@ pub struct Step {
     weight: Var,
     bias: Var,
     grad: Tensor,
-    /// What the weight is set to before a step.
+    /// The values that the weight takes in turn.
     weights: [Tensor; 2],
     changes: Cell<usize>,
 }
@@ -75,14 +75,14 @@ impl Step {
         })
     }
 
-    /// As an optimizer would: the weight is cast anew in the next step.
+    /// Changes the weight, as an optimizer would, so that the next step casts it again.
     pub fn change_weight(&self) -> Result<()> {
         let change = self.changes.get() + 1;
         self.changes.set(change);
         Ok(self.weight.set(&self.weights[change % 2])?)
     }
 
-    /// y alone, with what the backward pass needs.
+    /// y alone, computed as for a backward pass.
     pub fn forward(&self) -> Result<Tensor> {
         let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
         let y = self.layer.forward(&self.x)?;
@@ -97,7 +97,7 @@ impl Step {
         let y = self.forward()?;
         let loss = y.apply_op1(GradientFrom(self.grad.clone()))?;
         let mut grads = match self.recipe {
-            // As a training loop would: without candle's zeros and additions for parameters.
+            // As in a training loop: without candle's zeros and additions for parameters.
             Some(_) => fp8::backward(&loss)?,
             None => loss.backward()?,
         };

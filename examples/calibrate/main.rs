@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release --example calibrate -- MODEL --ids ids.safetensors --recipe rowwise --out FP8`
 //!
-//! `tools/check_exports.py` runs it on every kind of model, to compare what transformers makes of the same files.
+//! `tools/check_exports.py` runs it on every kind of model and compares the outputs with those of transformers on the same files.
 
 #[path = "../shared/end.rs"]
-mod end;
+pub mod end;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Calibrate a model under a recipe, write it as FP8 and run what was written.
+/// Calibrate a model under a recipe, write it in FP8 and run the written files.
 #[derive(Parser)]
-struct Args {
+pub struct Args {
     /// Folder with config.json and model.safetensors; without --recipe it is run as it is
     model: PathBuf,
     /// A safetensors file with `input_ids`, [batch, tokens]
@@ -49,7 +49,8 @@ struct Args {
     /// Leave inputs in high precision when the written model runs
     #[arg(long)]
     weight_only: bool,
-    /// A safetensors file for logits, or hidden states of an encoder: `served`, and `calibrated`, those of the model in memory
+    /// A safetensors file to write: the logits, or an encoder's hidden states, of the model in the files (`served`) and in memory
+    /// (`calibrated`)
     #[arg(long, value_name = "FILE")]
     outputs: Option<PathBuf>,
 }
@@ -58,7 +59,8 @@ fn main() -> ExitCode {
     end(run(&Args::parse()))
 }
 
-fn run(args: &Args) -> Result<()> {
+/// Does what the arguments say.
+pub fn run(args: &Args) -> Result<()> {
     let file = || args.ids.display().to_string();
     let ids = candle_core::safetensors::load(&args.ids, &Device::Cpu).with_context(file)?;
     let ids = ids
@@ -92,7 +94,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Calibrates and writes the model; returns what the model in memory then computes.
+/// Calibrates and writes the model; returns the outputs of the calibrated model in memory.
 fn export(args: &Args, recipe: &Recipe, out: &Path, model: &Model, ids: &Tensor) -> Result<Tensor> {
     prepare_fp8(model, &Default::default())?;
     let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true))?;

@@ -14,7 +14,7 @@ use fp8::nn::{LayerInputs, NormKind, TransformerConfig, TransformerLayer, transf
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8};
 
-/// Sizes of the layer and of what goes through it.
+/// Sizes of the layer and of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
     pub hidden: usize,
@@ -25,9 +25,9 @@ pub struct LayerConfig {
     /// Hidden size of the MLP.
     pub ffn: usize,
     pub heads: usize,
-    /// Whether tokens see only those before them.
+    /// Whether tokens attend to earlier ones only.
     pub causal: bool,
-    /// What the products of attention multiply; without one, that of the recipe.
+    /// Operands of attention's products; None for the recipe's default.
     pub attention: Option<Operands>,
 }
 
@@ -150,8 +150,8 @@ impl LayerStep {
         Ok(())
     }
 
-    /// An optimizer of the parameters. Between timed steps it changes every weight, so that no cast of a step before serves
-    /// again, as in training; its state takes three times the memory of f32 parameters at most.
+    /// An optimizer of the parameters. Between timed steps it changes every weight, so that each step casts weights anew,
+    /// as in training; its state takes three times the memory of f32 parameters at most.
     pub fn optimizer(&self) -> Result<AdamW> {
         let config = AdamWConfig {
             lr: 1e-4,

@@ -55,10 +55,10 @@ struct Args {
     /// Attention heads
     #[arg(long, default_value_t = LayerConfig::default().heads)]
     heads: usize,
-    /// Let tokens see only those before them
+    /// Let tokens attend to earlier ones only
     #[arg(long)]
     causal: bool,
-    /// What the products of attention multiply [default: bf16 with a recipe, else f32: tensors as they are]
+    /// Operands of attention's products [default: bf16 with a recipe, else f32: tensors as they are]
     #[arg(long)]
     attention: Option<Operands>,
     /// Let a GPU round the operands of f32 products to TF32
@@ -134,7 +134,7 @@ fn run(args: &Args) -> Result<()> {
     for _ in 1..args.warmup {
         optimizer.apply(&step.run()?)?;
     }
-    // Read at the end: on CUDA the host runs ahead, as it does in training.
+    // Times are read at the end: on CUDA the host runs ahead, as in training.
     let clock = Clock::new(&device);
     let mut marks = vec![];
     for _ in 0..args.iterations {

@@ -38,10 +38,10 @@ struct Args {
     /// What to continue
     #[arg(long, default_value = "fn main")]
     prompt: String,
-    /// Tokens to write: bytes, or what train_gpt --vocab has merged
+    /// Tokens to write: bytes, or merged pairs after train_gpt --vocab
     #[arg(long, default_value_t = 200)]
     tokens: usize,
-    /// 0 takes the likeliest token every time
+    /// 0 always takes the likeliest token
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
     /// Seed of the sampling
@@ -67,10 +67,7 @@ fn run(args: &Args) -> Result<()> {
         None => runs::newest_model(Path::new(runs::DEFAULT))?,
     };
     let config = folder.join("config.json");
-    runs::ensure_regular(&config)?;
-    let text = std::fs::read_to_string(&config)
-        .with_context(|| format!("reading {}", config.display()))?;
-    let config: GptConfig = serde_json::from_str(&text)
+    let config: GptConfig = serde_json::from_str(&runs::read(&config)?)
         .with_context(|| format!("{}: not a configuration of train_gpt", config.display()))?;
     let vocabulary = Vocabulary::open(&folder, config.vocab_size)?;
     let weights = folder.join("model.safetensors");
@@ -89,7 +86,7 @@ fn run(args: &Args) -> Result<()> {
         args.seed,
         |token| {
             if !args.json {
-                // Text may be cut anywhere: bytes go out as they are.
+                // A token may end within a character, so bytes are written as they are.
                 let mut out = std::io::stdout();
                 let _ = out
                     .write_all(&vocabulary.decode(&[token]))

@@ -21,16 +21,16 @@ use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Normal};
 use serde::{Deserialize, Serialize};
 
-/// Shape of the model; stands in `config.json`.
+/// Shape of the model, as stored in `config.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GptConfig {
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub num_layers: usize,
     pub num_heads: usize,
-    /// Tokens that attention looks back on.
+    /// The window of attention, in tokens.
     pub context: usize,
-    /// What the products of attention multiply; [`Operands::F32`] where a file does not say. A run without one takes that of its recipe.
+    /// Operands of attention's products. None means [`Operands::F32`] in a file; a run then takes the default of its recipe.
     #[serde(default)]
     pub attention: Option<Operands>,
 }
@@ -54,7 +54,7 @@ impl GptConfig {
     }
 }
 
-/// Keys and values of the tokens seen so far, of each block.
+/// Keys and values of the tokens seen so far, for each block.
 pub struct KvCache<A = Tensor> {
     layers: Vec<KeyValues<A>>,
     seen: usize,
@@ -253,32 +253,25 @@ fn sample(logits: &[f32], temperature: f64, rng: &mut StdRng) -> Result<usize> {
     Ok(best)
 }
 
-/// GPT-2's initialization from a seed; candle's own generator cannot be seeded on the CPU. `set` gives the parameter of a name its
-/// value, in f32.
-pub fn initialize(
-    mut shapes: Vec<(String, Vec<usize>)>,
+/// GPT-2's initial values from a seed, by name and shape.
+pub fn initial(
     config: &GptConfig,
     seed: u64,
-    mut set: impl FnMut(&str, Tensor) -> Result<()>,
-) -> Result<()> {
+) -> impl FnMut(&str, &[usize]) -> Result<Option<Tensor>> {
     let mut rng = StdRng::seed_from_u64(seed);
-    shapes.sort();
-    for (name, shape) in shapes {
-        if let [_, _] = *shape {
+    let num_layers = config.num_layers as f64;
+    move |name, shape| {
+        if let [_, _] = shape {
             // Residual branches shrink with depth, so that the sum keeps its size.
             let residual = name.ends_with("proj.weight") || name.ends_with("down.weight");
-            let depth = if residual {
-                2. * config.num_layers as f64
-            } else {
-                1.
-            };
+            let depth = if residual { 2. * num_layers } else { 1. };
             let normal = Normal::new(0f32, (0.02 / depth.sqrt()) as f32)?;
             let count = shape.iter().product();
             let values: Vec<f32> = (0..count).map(|_| normal.sample(&mut rng)).collect();
-            set(&name, Tensor::from_vec(values, shape, &Device::Cpu)?)?;
-        } else if name.ends_with(".bias") {
-            set(&name, Tensor::zeros(shape, DType::F32, &Device::Cpu)?)?;
-        } // Gains of norms start at 1.
+            return Ok(Some(Tensor::from_vec(values, shape, &Device::Cpu)?));
+        }
+        // Gains of norms start at 1.
+        let zeros = || Tensor::zeros(shape, DType::F32, &Device::Cpu);
+        Ok(name.ends_with(".bias").then(zeros).transpose()?)
     }
-    Ok(())
 }

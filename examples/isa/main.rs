@@ -1,4 +1,4 @@
-//! The instruction sets that this processor has, one a line, from the slowest to the fastest: what `FP8_ISA` takes.
+//! Prints the instruction sets that this processor has, one per line, from the slowest to the fastest: the values of `FP8_ISA`.
 //!
 //! `cargo run --example isa`
 

@@ -9,6 +9,9 @@ mod end;
 #[path = "../shared/flags.rs"]
 mod flags;
 mod net;
+#[allow(dead_code, reason = "scaled_mnist uses the rest")]
+#[path = "../shared/parameters.rs"]
+mod parameters;
 #[allow(dead_code, reason = "train_gpt uses the rest")]
 #[path = "../shared/runs.rs"]
 mod runs;
@@ -29,7 +32,7 @@ use rand::rngs::StdRng;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What the base learns; the adapters then learn to read and write it in capitals.
+/// The base learns this text; the adapters then learn it in capitals.
 const TEXT: &str = include_str!("../../README.md");
 const BATCH: usize = 64;
 
@@ -66,14 +69,14 @@ fn run(args: &Args) -> Result<()> {
         None => make_base(&out.join("base"), &mut rng, &device)?,
     };
     let base = Net::new(load::var_builder(&[&model], DType::F32, &device)?)
-        .with_context(|| format!("{} is no base of this example", model.display()))?;
+        .with_context(|| format!("{} is not a base of this example", model.display()))?;
     let (weights, bytes) = base.size();
     println!(
         "base: {}, {weights} weights in {bytes} bytes",
         model.display()
     );
 
-    // Variables are the adapters' alone; the base has none.
+    // Only the adapters have variables; the base has none.
     let adapters = VarMap::new();
     let vb = VarBuilder::from_varmap(&adapters, DType::F32, &device);
     let net = base.with_adapters(args.rank.into(), vb)?;
@@ -118,7 +121,7 @@ fn run(args: &Args) -> Result<()> {
 
     let path = out.join("adapters.safetensors");
     adapters.save(&path)?;
-    // Into adapters made anew, as the next program does.
+    // Load them into fresh adapters, as another program would.
     initialize(&adapters, &mut rng)?;
     load::dequantize_into(&adapters, &[&path])?;
     let loaded = validate(&net)?;

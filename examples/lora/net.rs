@@ -1,6 +1,7 @@
 //! A small model that predicts the next byte of a text, and the same with adapters.
 
-use anyhow::{Context, Result};
+use crate::parameters::set_plain;
+use anyhow::Result;
 use candle_core::{Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::Fp8Module;
@@ -9,11 +10,11 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand_distr::{Distribution, Normal};
 
-/// Bytes that the next one is predicted from.
+/// The number of bytes that the next one is predicted from.
 const CONTEXT: usize = 16;
 const EMBED: usize = 16;
 const HIDDEN: usize = 512;
-/// Weight of the adapters, divided by their rank.
+/// Weight of the adapters; it is divided by their rank.
 const ALPHA: f64 = 16.;
 
 /// Bytes in, logits of the next byte out; `L` is [`Linear`] or [`LoraLinear`].
@@ -66,25 +67,21 @@ impl<L: Module> Net<L> {
     }
 }
 
-/// Matrices from a normal distribution, all else zero, from a seed; candle's own generator cannot be seeded on the CPU.
+/// Matrices from a normal distribution, all else zero.
 pub fn initialize(vars: &VarMap, rng: &mut StdRng) -> Result<()> {
-    let vars = vars.data().lock().ok().context("the VarMap is poisoned")?;
-    let mut names: Vec<&String> = vars.keys().collect();
-    names.sort();
-    for name in names {
-        let var = &vars[name];
-        let scale = match var.dims() {
-            [_, inputs] if !name.ends_with("lora_B.weight") => 1. / (*inputs as f32).sqrt(),
+    set_plain(vars, |name, shape| {
+        let scale = match *shape {
+            [_, inputs] if !name.ends_with("lora_B.weight") => 1. / (inputs as f32).sqrt(),
             _ => 0.,
         };
         let normal = Normal::new(0f32, scale)?;
-        let values = (0..var.elem_count()).map(|_| normal.sample(rng)).collect();
-        var.set(&Tensor::from_vec(values, var.shape(), var.device())?)?;
-    }
-    Ok(())
+        let count: usize = shape.iter().product();
+        let values = (0..count).map(|_| normal.sample(rng)).collect();
+        Ok(Some(Tensor::from_vec(values, shape, &Device::Cpu)?))
+    })
 }
 
-/// `size` random places of a text: the bytes before them, U32 `[size, CONTEXT]`, and the bytes there, U32 `[size]`.
+/// `size` random positions in a text: the bytes before each, U32 `[size, CONTEXT]`, and the byte there, U32 `[size]`.
 pub fn batch(
     text: &[u8],
     size: usize,

@@ -2,15 +2,19 @@
 //!
 //! `cargo run --release --example scaled_mnist -- --dtype fp8 --plot`
 
-#[path = "../train_vision/data.rs"]
-mod data;
+#[path = "../images/args.rs"]
+mod args;
 #[path = "../shared/device.rs"]
 mod device;
 #[path = "../shared/end.rs"]
 mod end;
 #[path = "../shared/flags.rs"]
 mod flags;
+#[path = "../images/mod.rs"]
+mod images;
 mod net;
+#[path = "../shared/parameters.rs"]
+mod parameters;
 mod plot;
 #[path = "../shared/progress.rs"]
 mod progress;
@@ -20,41 +24,25 @@ mod run;
 mod runs;
 mod watch;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use args::{ImageArgs, write_summary};
 use clap::Parser;
-use data::Data;
 use end::end;
-use flags::Flags;
-use fp8::atomic::write_atomic;
 use progress::Progress;
-use run::{Precision, Settings, train};
-use std::path::PathBuf;
+use run::{Precision, train};
 use std::process::ExitCode;
 
 /// Train an image classifier in scaled arithmetic.
 #[derive(Parser)]
 struct Args {
-    /// What data are: f16 and fp8 are scaled, f32 is plain
+    /// Format of the data: f16 and fp8 are scaled, f32 is plain
     #[arg(long, value_enum, default_value = "fp8")]
     dtype: Precision,
     /// Seed of weights, order and rounding
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// A folder with Fashion-MNIST's (or MNIST's) four IDX files, packed with gzip or not, or `digits` [default: where Debian's
-    /// dataset-fashion-mnist puts them, else the digits that come with the program]
-    #[arg(long)]
-    data: Option<PathBuf>,
-    /// Passes over the training images [default: 2 for images of 28x28, 40 for the digits]
-    #[arg(long)]
-    epochs: Option<usize>,
-    /// Images per step
-    #[arg(long, default_value_t = 64)]
-    batch: usize,
-    /// The largest learning rate
-    #[arg(long, default_value_t = 2e-3)]
-    lr: f64,
     #[command(flatten)]
-    flags: Flags,
+    images: ImageArgs,
     /// Draw how the scales of weights and gradients move: scales.svg
     #[arg(long)]
     plot: bool,
@@ -66,31 +54,11 @@ fn main() -> ExitCode {
 }
 
 fn example(args: &Args) -> Result<()> {
-    ensure!(args.batch > 0, "--batch 0: a step needs at least one image");
-    ensure!(
-        args.epochs != Some(0),
-        "--epochs 0: there is nothing to train"
-    );
-    let device = args.flags.device.open()?;
-    let data = Data::load(args.data.as_deref())?.on_device(&device)?;
-    println!(
-        "{}: {} of {}x{} to train with, {} to test",
-        data.name,
-        data.train.len(),
-        data.size,
-        data.size,
-        data.test.len()
-    );
-    let out = args.flags.begin("target/scaled_mnist", false)?;
-    let settings = Settings {
-        dtype: args.dtype,
-        seed: args.seed,
-        epochs: (args.epochs).unwrap_or(if data.size > 16 { 2 } else { 40 }),
-        batch: args.batch,
-        lr: args.lr,
-    };
+    let data = args.images.load()?;
+    let out = args.images.flags.begin("target/scaled_mnist", false)?;
+    let epochs = args.images.epochs(&data, args.seed);
     let mut bar = Progress::new("train", "{pos}/{len}")?;
-    let (summary, watched) = train(&settings, &data, |step, steps, loss| {
+    let (summary, watched) = train(args.dtype, &epochs, &data, |step, steps, loss| {
         bar.show(step, steps, &format!("loss {loss:.4}"));
     })?;
     drop(bar);
@@ -108,9 +76,5 @@ fn example(args: &Args) -> Result<()> {
         plot::write_scales_svg(&path, &watched.panels())?;
         println!("written: {}", path.display());
     }
-    let path = out.join("summary.json");
-    let json = serde_json::to_string_pretty(&summary)?;
-    write_atomic(&path, |out| out.write_all(json.as_bytes()))?;
-    println!("written: {}", path.display());
-    Ok(())
+    write_summary(&out, &summary)
 }

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
-/// Colors that the color-blind tell apart.
+/// Colors that color-blind readers can tell apart.
 const COLORS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
@@ -16,12 +16,12 @@ const COLORS: [RGBColor; 5] = [
     BLACK,
 ];
 const WIDTH: u32 = 960;
-/// Of the names beside a panel.
+/// Width of the names beside a panel.
 const NAMES: u32 = 140;
 const TITLE: u32 = 48;
 const PANEL: u32 = 230;
 
-/// Replaces the file at `path` by a drawing of panels: a title and curves each.
+/// Replaces the file at `path` by a drawing of panels, each with a title and curves.
 pub fn write_scales_svg(path: &Path, panels: &[(String, Vec<Curve>)]) -> Result<()> {
     let mut svg = String::new();
     draw(&mut svg, panels).map_err(|error| anyhow!("drawing {}: {error}", path.display()))?;
@@ -70,7 +70,7 @@ fn draw_panel(
         .x_labels(8)
         .y_labels(5)
         .x_label_formatter(&|step| format!("{step:.0}"))
-        // Scales are powers of two: there is nothing between two whole exponents.
+        // Scales are powers of two: label whole exponents only.
         .y_label_formatter(&|exponent| match exponent.fract() {
             0. => format!("2^{exponent}"),
             _ => String::new(),
@@ -81,7 +81,7 @@ fn draw_panel(
         .draw()?;
     for (i, (name, points)) in curves.iter().enumerate() {
         let color = COLORS[i % COLORS.len()];
-        // Equal scales lie on each other: what is drawn first stays to be seen on both sides.
+        // Equal scales overlap: the curve drawn first is wider and stays visible on both sides.
         let width = 2 + 3 * (curves.len() - 1 - i) as u32;
         chart.draw_series(LineSeries::new(stairs(points), color.stroke_width(width)))?;
         let y = 24 + 24 * i as i32;
@@ -94,7 +94,7 @@ fn draw_panel(
     Ok(())
 }
 
-/// A scale holds until the next one.
+/// Steps: a scale is constant until the next one.
 fn stairs(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
     let corners = points.windows(2).map(|pair| (pair[1].0, pair[0].1));
     points.first().copied().into_iter().chain(

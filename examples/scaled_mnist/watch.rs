@@ -1,4 +1,4 @@
-//! What is seen of a scaled run: the scales of every layer, and how much of its data is out of range.
+//! A record of a scaled run: the scales of every layer, and how much of its data is out of range.
 
 use candle_core::DType;
 use fp8::Format;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A layer's tensor that a product reads.
+/// An operand of a layer's products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Input,
@@ -40,12 +40,12 @@ pub type Curve = (String, Vec<(f64, f64)>);
 
 type ByTensor = BTreeMap<(usize, Kind), Vec<Seen>>;
 
-/// Everything seen, by layer and kind. Clones share it.
+/// All records, by layer and kind. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Watch(Arc<Mutex<ByTensor>>);
 
 impl Watch {
-    /// Notes scale and data of `x`, which a product casts to FP8 if `fp8`.
+    /// Records the scale of `x` and how much of it is out of range in the format of the product: FP8 if `fp8`, else f16.
     pub fn note(
         &self,
         step: u64,
@@ -72,7 +72,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The mean share of elements outside the normal range; 0 if nothing was noted.
+    /// The mean share of elements outside the normal range; 0 without records.
     pub fn out_of_range(&self) -> f64 {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let shares: Vec<f64> = seen
@@ -83,7 +83,7 @@ impl Watch {
         shares.iter().sum::<f64>() / shares.len().max(1) as f64
     }
 
-    /// For each kind the layers with (step, exponent).
+    /// For each kind, the curves (step, exponent) of all layers.
     pub fn panels(&self) -> Vec<(String, Vec<Curve>)> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let panel = |kind: Kind| {

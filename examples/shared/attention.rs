@@ -1,4 +1,4 @@
-//! What the products of attention multiply: a choice of the model, which its `config.json` keeps.
+//! The operands of attention's products: a choice that the model's `config.json` stores.
 
 use candle_core::DType;
 use clap::ValueEnum;
@@ -14,7 +14,7 @@ pub enum Operands {
 }
 
 impl Operands {
-    /// The default of a run with an FP8 recipe, and of others.
+    /// The default: bf16 for a run with an FP8 recipe, else f32.
     pub fn of_run(fp8: bool) -> Self {
         match fp8 {
             true => Self::Bf16,

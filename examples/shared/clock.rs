@@ -35,7 +35,7 @@ impl Clock {
         }
     }
 
-    /// Marks the end of all work so far; waits for nothing.
+    /// Marks the end of all work so far, without waiting for it.
     pub fn mark(&self) -> Result<Mark> {
         #[cfg(feature = "cuda")]
         if let Some(stream) = &self.stream {
@@ -49,7 +49,7 @@ impl Clock {
 }
 
 impl Mark {
-    /// Milliseconds from this mark to `end`, once the device has come to it.
+    /// Milliseconds from this mark to `end`; waits until the device has reached `end`.
     pub fn ms_until(&self, end: &Self) -> Result<f64> {
         match (self, end) {
             (Self::Host(begin), Self::Host(end)) => Ok((*end - *begin).as_secs_f64() * 1e3),
@@ -59,7 +59,7 @@ impl Mark {
                 Ok(f64::from(ms))
             }
             #[cfg(feature = "cuda")]
-            _ => anyhow::bail!("two marks of different clocks"),
+            _ => anyhow::bail!("the marks are of different clocks"),
         }
     }
 }

@@ -6,12 +6,12 @@ use plotters::prelude::*;
 use std::ops::Range;
 use std::path::Path;
 
-/// What a drawing shows.
+/// A drawing of curves.
 pub struct Chart<'a> {
     pub caption: &'a str,
-    /// What the values are.
+    /// The label of the values.
     pub values: &'a str,
-    /// Which of them are shown.
+    /// The values that are shown.
     pub range: Range<f64>,
     /// A name and points (step, value) for each curve.
     pub curves: &'a [(String, Vec<(f64, f64)>)],

@@ -1,10 +1,10 @@
-//! How an example ends: well, or with one line that says what is wrong.
+//! The exit of an example: an error becomes one line on stderr.
 
 use anyhow::{Error, Result};
 use std::process::ExitCode;
 
-/// The exit code of `result`; an error goes to stderr. `main` does not return the error itself, which would print a
-/// backtrace for a file that is missing.
+/// The exit code of `result`; an error goes to stderr. `main` does not return the error itself: Rust would print a
+/// backtrace, even for a missing file.
 pub fn end(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,14 +1,14 @@
-//! How far a work is: a bar where stderr is a terminal, else a line now and then.
+//! Progress of some work: a bar if stderr is a terminal, else a line every few seconds.
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Between two lines.
+/// The time between two lines.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Shown until it is dropped.
+/// Progress that is shown until this is dropped.
 pub struct Progress {
     what: String,
     bar: ProgressBar,
@@ -17,7 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `what` is done; `units` are the bar's, such as `{pos}/{len}`.
+    /// `what` names the work; `units` is the part of the bar's template that counts, such as `{pos}/{len}`.
     pub fn new(what: &str, units: &str) -> Result<Self> {
         let bar = ProgressBar::new(0);
         let style = format!("{{prefix}} {{bar:30}} {units} {{eta}} {{msg}}");
@@ -28,7 +28,7 @@ impl Progress {
         Ok(Self { what, bar, last })
     }
 
-    /// `done` of `total` is behind, `at` is next.
+    /// Shows that `done` of `total` is done and that `at` is next.
     pub fn show(&mut self, done: u64, total: u64, at: &str) {
         match self.last {
             Some(last) if last.elapsed() >= PAUSE => {

@@ -1,13 +1,13 @@
-//! The folders that training runs write to. An earlier run is never touched unasked.
+//! The folders that training runs write to. An earlier run is only replaced on request.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Where a run goes that is told nothing; later ones add a number.
+/// The default folder of train_gpt; later runs add a number.
 pub const DEFAULT: &str = "target/train_gpt";
-/// What the run of an example leaves in its folder, beside checkpoints.
+/// The files that runs write to their folders, besides checkpoints.
 const FILES: [&str; 11] = [
     "stats.jsonl",
     "metrics.jsonl",
@@ -27,8 +27,9 @@ pub fn checkpoints(dir: &Path) -> PathBuf {
     dir.join("checkpoint")
 }
 
-/// Makes the folder of a new run: `out`, or the first free one of `default`, `default-2` and so on. What an earlier run
-/// left in `out` goes with `overwrite` and is an error without. A run that `resumes` has a folder for its checkpoints.
+/// Makes the folder of a new run: `out`, or the first free one of `default`, `default-2` and so on. Files of an earlier
+/// run in `out` are removed with `overwrite` and are an error without it. A run that `resumes` gets a folder for its
+/// checkpoints.
 pub fn begin(
     out: Option<&Path>,
     default: &Path,
@@ -52,7 +53,7 @@ pub fn begin(
             first.strip_prefix(&dir).unwrap_or(first).display()
         );
     }
-    // All of them or none.
+    // Check all of them before removing any.
     for file in &old {
         ensure_regular(file)?;
     }
@@ -67,7 +68,7 @@ pub fn begin(
     Ok(dir)
 }
 
-/// The first folder that holds no run, made if it is not there.
+/// The first folder that holds no run; it is created if necessary.
 fn free(default: &Path) -> Result<PathBuf> {
     let context = |dir: &Path| format!("creating {}", dir.display());
     if let Some(parent) = default.parent() {
@@ -95,10 +96,10 @@ fn numbered(default: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// What a run left in `dir`.
+/// The files of a run in `dir`.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = FILES.iter().map(|name| dir.join(name)).collect();
-    // Links to nowhere are there as well.
+    // Dangling links count, too.
     files.retain(|path| fs::symlink_metadata(path).is_ok());
     let folder = checkpoints(dir);
     match fs::read_dir(&folder) {
@@ -136,8 +137,14 @@ pub fn newest_model(default: &Path) -> Result<PathBuf> {
         })
 }
 
-/// Fails for a FIFO or a device, which a reader would wait for or read without end.
-pub fn ensure_regular(path: &Path) -> Result<()> {
+/// The text of a file, which must be regular.
+pub fn read(path: &Path) -> Result<String> {
+    ensure_regular(path)?;
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Fails for a FIFO or a device, which could keep a reader waiting or never end.
+fn ensure_regular(path: &Path) -> Result<()> {
     let metadata = fs::metadata(path).with_context(|| format!("reading {}", path.display()))?;
     ensure!(
         metadata.is_file(),

@@ -1,4 +1,4 @@
-//! What to say of repeated measurements.
+//! A summary of repeated measurements.
 
 use anyhow::{Result, ensure};
 

@@ -1,4 +1,4 @@
-//! What stands for the rest of a model behind some layers.
+//! A stand-in for the rest of a model after some layers.
 
 use candle_core::backend::BackendDevice;
 #[cfg(feature = "cuda")]
@@ -6,7 +6,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
-/// A scalar whose gradient at its input is the tensor given. It reads nothing of the input.
+/// An operation with a scalar result, whose gradient for its input is the given tensor. It does not read the input.
 pub struct GradientFrom(pub Tensor);
 
 impl CustomOp1 for GradientFrom {

@@ -1,5 +1,5 @@
-//! Tokens of a text: its bytes, and frequent pairs of tokens merged to one, learned from the text (byte pair encoding: Sennrich,
-//! Haddow, Birch, arXiv:1508.07909). Any bytes are a text; nothing here depends on a hash's order.
+//! Tokens of a text: its bytes, and frequent pairs of tokens merged into one, learned from the text (byte pair encoding: Sennrich,
+//! Haddow, Birch, arXiv:1508.07909). Any bytes are a valid text; no result depends on the order of a hash map.
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,9 +9,9 @@ use std::path::Path;
 
 /// The tokens that every vocabulary has: the bytes.
 pub const BYTES: usize = 256;
-/// Where a model's merges stand, beside its `config.json`; a model on bytes has none.
+/// The file of a model's merges, beside its `config.json`; a model on bytes has none.
 pub const FILE: &str = "merges.json";
-/// No merge goes beyond so many bytes of text, so that encoding never takes longer than linear.
+/// No token is longer than this many bytes, so that encoding takes linear time.
 const LONGEST_CHUNK: usize = 32;
 
 type Pair = [u32; 2];
@@ -25,8 +25,8 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// The most frequent pairs within the words of `text`, one by one until there are `size` tokens; of equally frequent ones the
-    /// smaller first.
+    /// Merges the most frequent pair within the words of `text`, again and again until there are `size` tokens; of equally frequent
+    /// pairs the smallest.
     pub fn learn(text: &[u8], size: usize) -> Result<Self> {
         let mut counts: BTreeMap<&[u8], u64> = BTreeMap::new();
         for chunk in chunks(text) {
@@ -62,13 +62,11 @@ impl Vocabulary {
             return Ok(Self::default());
         }
         let path = dir.join(FILE);
-        crate::runs::ensure_regular(&path)?;
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("reading {}", path.display()))?;
+        let text = crate::runs::read(&path)?;
         let saved: Self = serde_json::from_str(&text)
             .with_context(|| format!("{}: not the merges of a vocabulary", path.display()))?;
         let mut vocabulary = Self::default();
-        // A file may say anything: thirty doublings are a token of a gigabyte.
+        // In a hostile file, thirty doublings make a token of a gigabyte.
         let mut lengths = vec![1; BYTES];
         for pair in saved.merges {
             let known = BYTES + vocabulary.merges.len();
@@ -139,7 +137,7 @@ impl Vocabulary {
         word
     }
 
-    /// The bytes of tokens; those that the vocabulary lacks have none.
+    /// The bytes of tokens; unknown tokens give none.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let mut text = vec![];
         let mut open: Vec<u32> = tokens.iter().rev().copied().collect();
@@ -208,7 +206,7 @@ fn merge(word: &mut Vec<u32>, pair: Pair, token: u32) {
     word.truncate(to);
 }
 
-/// Words with a space before them, runs of spaces, runs of signs: what merges stay within.
+/// Chunks that no merge crosses: words with a space before them, runs of spaces, runs of signs.
 fn chunks(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     #[derive(PartialEq)]
     enum Class {
@@ -226,14 +224,14 @@ fn chunks(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let first = *rest.first()?;
-        let led = first == b' ' && is_word(rest.get(1));
-        let (start, of) = match led {
+        let has_space = first == b' ' && is_word(rest.get(1));
+        let (start, of) = match has_space {
             true => (1, Class::Word),
             false => (0, class(first)),
         };
         let run = rest[start..].iter().take(LONGEST_CHUNK - start);
         let mut len = start + run.take_while(|&&byte| class(byte) == of).count();
-        // The last of several spaces leads the word behind it.
+        // The last of several spaces belongs to the word after it.
         if of == Class::Space && len > 1 && rest[len - 1] == b' ' && is_word(rest.get(len)) {
             len -= 1;
         }

@@ -16,10 +16,10 @@ pub struct Data {
     train: Vec<u32>,
     validation: Vec<u32>,
     pub vocabulary: Vocabulary,
-    /// Where batches go.
+    /// The device of batches.
     device: Device,
     pub description: String,
-    /// Tells one text from another when a run is resumed.
+    /// Identifies the text when a run is resumed.
     pub fingerprint: String,
 }
 
@@ -27,8 +27,8 @@ pub struct Data {
 pub type Batch = (Tensor, Tensor);
 
 impl Data {
-    /// Reads a file, every text file of a directory, or the default, as tokens of which there are `vocab`: what batches of `batch`
-    /// windows need.
+    /// Reads a file, every text file of a directory, or the default text, and encodes it in a vocabulary of `vocab` tokens. Fails if it
+    /// is too short for a batch of `batch` windows of `context` tokens.
     pub fn load(path: Option<&Path>, vocab: usize, batch: usize, context: usize) -> Result<Self> {
         let (root, what) = match path {
             Some(path) => (path.to_path_buf(), path.display().to_string()),
@@ -86,7 +86,7 @@ impl Data {
         }
     }
 
-    /// The batch of a step: a function of seed and step alone, so every run sees the same ones, resumed or not.
+    /// The batch of a step. It depends on seed and step only, so every run sees the same batches, resumed or not.
     pub fn train_batch(&self, seed: u64, step: u64, batch: usize, context: usize) -> Result<Batch> {
         let _scope = enter(Kind::Data);
         let mut rng = StdRng::seed_from_u64(seed ^ (step + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));

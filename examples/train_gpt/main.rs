@@ -17,6 +17,8 @@ mod flags;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod outcome;
+#[path = "../shared/parameters.rs"]
+mod parameters;
 mod plot;
 mod record;
 mod run;
@@ -68,15 +70,15 @@ struct Args {
     /// Heads of attention in each block [default: 4]
     #[arg(long)]
     heads: Option<usize>,
-    /// Tokens of a sequence, and that attention looks back on [default: 128]
+    /// Tokens of a sequence, and the window of attention [default: 128]
     #[arg(long)]
     context: Option<usize>,
     /// Tokens: the bytes, and beyond 256 the most frequent pairs of tokens in the training text. Losses are per token and compare
     /// for one --vocab only [default: 256]
     #[arg(long)]
     vocab: Option<usize>,
-    /// What the products of attention multiply: f32 (tensors as they are), or rounded to bf16, which is faster. The saved model
-    /// remembers it [default: bf16 with an FP8 recipe, else f32]
+    /// Operands of attention's products: f32 (tensors as they are), or rounded to bf16, which is faster. The saved model stores the
+    /// choice [default: bf16 with an FP8 recipe, else f32]
     #[arg(long)]
     attention: Option<Operands>,
     /// A text file or a folder of them [default: the sources of candle-core]
@@ -84,19 +86,19 @@ struct Args {
     data: Option<PathBuf>,
     #[command(flatten)]
     flags: Flags,
-    /// Go on with the run in this folder
+    /// Resume the run in this folder
     #[arg(long, conflicts_with_all = ["out", "overwrite"])]
     resume: Option<PathBuf>,
     /// Steps between checkpoints
     #[arg(long, default_value_t = 100)]
     checkpoint_every: u64,
-    /// Measure every cast of each Nth step: a table, and lines in stats.jsonl. Such steps take longer
+    /// Measure every cast of each Nth step, which takes longer: prints a table and writes lines to stats.jsonl
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     stats: Option<u64>,
-    /// With FP8 recipes: compute inner tensors again in the backward pass instead of keeping them. The results are the same
+    /// With FP8 recipes, recompute inner tensors in the backward pass instead of keeping them. The results are the same
     #[arg(long)]
     recompute: bool,
-    /// Print where a step's time went: of the calling thread, so on a GPU only what the host waited for
+    /// Print where the time of the calling thread went in a step; on a GPU that is the time of the host only
     #[arg(long)]
     profile: bool,
 }
@@ -110,7 +112,7 @@ fn example(args: &Args) -> Result<()> {
     let device = args.flags.device.open()?;
     let mut settings = match &args.resume {
         Some(dir) => saved_settings(dir)?,
-        None => defaults(),
+        None => Settings::default(),
     };
     if args.resume.is_none() {
         settings.recipes = args.recipe.clone().unwrap_or(settings.recipes);
@@ -199,7 +201,7 @@ fn example(args: &Args) -> Result<()> {
         trim_stats(&dir, &done)?;
     }
     let mut metrics = Metrics::open(&dir, |line| {
-        // The validation of the last step is the final one, which every finished run repeats.
+        // The validation at the last step is the final one, which every finished run repeats.
         let repeated = matches!(line, Line::Validation { .. }) && line.step() == settings.steps;
         let done = done
             .get(line.recipe())
@@ -229,7 +231,7 @@ fn example(args: &Args) -> Result<()> {
         return Ok(());
     }
     outcome::summarize(&runs, &settings, &data, &mut metrics, &dir)?;
-    // The one FP8 run to serve: `delayed` if it is there.
+    // The FP8 run to serve: `delayed` if there is one.
     let fp8 = runs.iter().filter(|run| run.recipe.is_some());
     let served = fp8.max_by_key(|run| run.name == "delayed");
     match served {
@@ -240,7 +242,7 @@ fn example(args: &Args) -> Result<()> {
 
 const SIZES: [&str; 5] = ["--hidden", "--layers", "--heads", "--context", "--vocab"];
 
-/// The sizes of a model with what is asked for, in the order of [`SIZES`].
+/// The sizes of a model and the arguments for them, in the order of [`SIZES`].
 fn sizes<'a>(model: &'a mut GptConfig, args: &Args) -> [(&'a mut usize, Option<usize>); 5] {
     [
         (&mut model.hidden_size, args.hidden),
@@ -249,18 +251,6 @@ fn sizes<'a>(model: &'a mut GptConfig, args: &Args) -> [(&'a mut usize, Option<u
         (&mut model.context, args.context),
         (&mut model.vocab_size, args.vocab),
     ]
-}
-
-fn defaults() -> Settings {
-    Settings {
-        recipes: vec!["f32".into(), "delayed".into()],
-        steps: 200,
-        seed: 0,
-        batch: 8,
-        learning_rate: 6e-4,
-        model: GptConfig::default(),
-        data: String::new(),
-    }
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(flag: &str, asked: Option<&T>, saved: &T) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What finished runs give: figures, a drawing, a model to serve.
+//! The results of finished runs: figures, a drawing, a model to serve.
 
 use crate::data::{Batch, Data};
 use crate::gpt::Gpt;
@@ -13,7 +13,7 @@ use fp8::{ExportOptions, atomic, load, save_calibrated_with};
 use std::io::Write;
 use std::path::Path;
 
-/// Batches of the validation at the end.
+/// Batches of the final validation.
 const FINAL_BATCHES: usize = 24;
 const CALIBRATION_BATCHES: u64 = 8;
 
@@ -105,8 +105,7 @@ pub fn serve_fp8(
     run.calibrate(data, CALIBRATION_BATCHES)?;
     let config = serde_json::to_value(&run.config)?;
     let config = config.as_object().cloned().unwrap_or_default();
-    // The layers of the example know their names, so that no map of variables is needed. No other engine knows this model, so inputs
-    // may keep the powers of two of the recipe.
+    // No other engine knows this model, so inputs may keep the recipe's powers of two.
     let options = ExportOptions::new()
         .with_config(config)
         .with_power_of_two_inputs(true);
@@ -156,7 +155,7 @@ fn write_text(model: &Gpt, vocabulary: &Vocabulary, prompt: &[u32], seed: u64) -
     Ok(std::io::stdout().flush()?)
 }
 
-/// A high-precision model, in the same place.
+/// Saves a high-precision model in the same folder.
 pub fn save_plain(run: &Run, data: &Data, dir: &Path) -> Result<()> {
     save_vocabulary(&data.vocabulary, dir)?;
     write_json(&dir.join("config.json"), &run.config)?;
@@ -166,7 +165,7 @@ pub fn save_plain(run: &Run, data: &Data, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What `generate` reads and writes text with; nothing where tokens are bytes.
+/// Saves the vocabulary for the example `generate`, unless tokens are bytes.
 fn save_vocabulary(vocabulary: &Vocabulary, dir: &Path) -> Result<()> {
     match vocabulary.is_bytes() {
         true => Ok(()),

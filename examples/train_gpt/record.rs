@@ -1,6 +1,6 @@
-//! What a run writes: `metrics.jsonl` line by line, `summary.json` at the end.
+//! The files of a run: `metrics.jsonl`, line by line, and `summary.json` at the end.
 
-use crate::runs::ensure_regular;
+use crate::runs;
 use anyhow::{Context, Result};
 use fp8::atomic::write_atomic;
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ pub struct Summary {
     pub steps: u64,
     pub final_train_loss: f64,
     pub final_val_loss: f64,
-    /// Steps whose gradients were not finite, which changed nothing.
+    /// Steps that were skipped because a gradient was not finite.
     pub skipped_steps: usize,
     pub median_step_ms: f64,
     pub tokens_per_s: f64,
@@ -58,12 +58,12 @@ pub struct Summary {
     pub linear_weight_bytes: usize,
     /// Linear layers with FP8 state.
     pub converted_layers: usize,
-    /// Tensors really cast to FP8, forward and backward, training and validation.
+    /// Tensors cast to FP8, in forward and backward passes, training and validation.
     pub quantized_tensors: u64,
     /// As in `config.json`.
     pub model: serde_json::Value,
     pub parameters: u64,
-    /// With `--profile`, milliseconds of a step by what it was at.
+    /// With `--profile`, milliseconds of a step by kind of work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile_ms: Option<BTreeMap<&'static str, f64>>,
 }
@@ -76,15 +76,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Begins a file, or goes on with the lines of one that `keep` takes: those of steps that a resumed run will not
+    /// Begins a file, or continues one with the lines that `keep` accepts: those of steps that a resumed run will not
     /// repeat. A line that a kill cut short is dropped.
     pub fn open(dir: &Path, keep: impl Fn(&Line) -> bool) -> Result<Self> {
         let path = dir.join("metrics.jsonl");
-        let old = if path.exists() {
-            ensure_regular(&path)?;
-            std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?
-        } else {
-            String::new()
+        let old = match path.exists() {
+            true => runs::read(&path)?,
+            false => String::new(),
         };
         let lines: Vec<Line> = old
             .lines()
@@ -118,65 +116,66 @@ impl Metrics {
         Ok(())
     }
 
+    fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Line> {
+        self.lines.iter().filter(move |line| line.recipe() == name)
+    }
+
     /// (step, loss) of a recipe's training steps.
     pub fn train_curve(&self, name: &str) -> Vec<(u64, f64)> {
-        let point = |line: &Line| match line {
+        let point = |line: &Line| match *line {
             Line::Train {
-                recipe,
-                step,
-                train_loss,
-                ..
-            } if recipe == name => Some((*step, *train_loss)),
+                step, train_loss, ..
+            } => Some((step, train_loss)),
             _ => None,
         };
-        self.lines.iter().filter_map(point).collect()
+        self.of(name).filter_map(point).collect()
     }
 
     /// (step, loss) of a recipe's validations.
     pub fn validation_curve(&self, name: &str) -> Vec<(u64, f64)> {
-        let point = |line: &Line| match line {
-            Line::Validation {
-                recipe,
-                step,
-                val_loss,
-            } if recipe == name => Some((*step, *val_loss)),
+        let point = |line: &Line| match *line {
+            Line::Validation { step, val_loss, .. } => Some((step, val_loss)),
             _ => None,
         };
-        self.lines.iter().filter_map(point).collect()
+        self.of(name).filter_map(point).collect()
     }
 
     /// Steps of a recipe that were skipped.
     pub fn skipped_steps(&self, name: &str) -> usize {
-        let skipped = |line: &&Line| matches!(line, Line::Train { recipe, grad_norm: None, .. } if recipe == name);
-        self.lines.iter().filter(skipped).count()
+        let skipped = |line: &&Line| {
+            matches!(
+                line,
+                Line::Train {
+                    grad_norm: None,
+                    ..
+                }
+            )
+        };
+        self.of(name).filter(skipped).count()
     }
 
     /// Median duration of a recipe's steps in milliseconds.
     pub fn median_step_ms(&self, name: &str) -> f64 {
-        let ms = |line: &Line| match line {
-            Line::Train {
-                recipe, step_ms, ..
-            } if recipe == name => Some(*step_ms),
+        let ms = |line: &Line| match *line {
+            Line::Train { step_ms, .. } => Some(step_ms),
             _ => None,
         };
-        let mut all: Vec<f64> = self.lines.iter().filter_map(ms).collect();
+        let mut all: Vec<f64> = self.of(name).filter_map(ms).collect();
         all.sort_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or(0.)
     }
 }
 
-/// What `--stats` writes.
+/// The file of `--stats`.
 pub const STATS: &str = "stats.jsonl";
 
-/// Drops the statistics of steps that a resumed run will repeat: those beyond the finished ones of `done`.
+/// Drops the statistics of steps that a resumed run will repeat: those after the last finished step in `done`.
 pub fn trim_stats(dir: &Path, done: &BTreeMap<String, u64>) -> Result<()> {
     let path = dir.join(STATS);
     if !path.exists() {
         return Ok(());
     }
-    ensure_regular(&path)?;
-    let old =
-        std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let old = runs::read(&path)?;
     let kept = old.lines().filter(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
         let last = line["recipe"].as_str().and_then(|name| done.get(name));

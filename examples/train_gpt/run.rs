@@ -19,7 +19,7 @@ use fp8::{
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Everything a run depends on beside its recipe; stands in its checkpoint.
+/// Everything a run depends on besides its recipe; its checkpoint stores it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     pub recipes: Vec<String>,
@@ -31,7 +31,21 @@ pub struct Settings {
     pub data: String,
 }
 
-/// What one step gives.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            recipes: vec!["f32".into(), "delayed".into()],
+            steps: 200,
+            seed: 0,
+            batch: 8,
+            learning_rate: 6e-4,
+            model: GptConfig::default(),
+            data: String::new(),
+        }
+    }
+}
+
+/// The results of a step.
 pub struct Step {
     /// The step's number, from 1.
     pub step: u64,
@@ -41,7 +55,7 @@ pub struct Step {
     pub ms: f64,
 }
 
-/// A step that the device may still be at.
+/// A step that the device may not have finished yet.
 struct Unread {
     step: u64,
     loss: Tensor,
@@ -54,7 +68,7 @@ pub struct Run {
     pub name: String,
     pub recipe: Option<Recipe>,
     pub model: Gpt,
-    /// Of the model: that of the settings with this run's attention.
+    /// The model's configuration: that of the settings, with this run's operands of attention.
     pub config: GptConfig,
     pub report: Option<PrepareReport>,
     /// Finished steps.
@@ -71,7 +85,7 @@ pub struct Run {
     casts_before: u64,
     stats_every: Option<u64>,
     stats: CastStats,
-    /// Where the time of steps went, but for this process's first.
+    /// Where the time of steps went, without the first one of this process.
     pub profile: Option<profile::Report>,
 }
 
@@ -128,29 +142,29 @@ impl Run {
         })
     }
 
-    /// Measures the casts of each step whose number is a multiple of this.
+    /// Measures the casts of every step whose number is a multiple of `steps`.
     pub fn measure_every(&mut self, steps: Option<u64>) {
         self.stats_every = steps;
     }
 
-    /// What was measured in the last step; None if nothing was.
+    /// The measurements of the last step; None if it was not measured.
     pub fn take_stats(&self) -> Option<StatsReport> {
         Some(self.stats.take()).filter(|report| !report.rows.is_empty())
     }
 
-    /// Records where the time of steps goes, if it shall.
+    /// Turns on or off the record of where the time of steps goes.
     pub fn measure_times(&mut self, profiles: bool) {
         self.profile = profiles.then(profile::Report::default);
     }
 
-    /// One optimizer step, whose results stay on the device until they are read.
+    /// One optimizer step. Its results stay on the device until [`Run::read_steps`].
     pub fn train_step(&mut self, data: &Data) -> Result<()> {
         if self.profile.is_none() {
             return self.unprofiled_step(data);
         }
         let first = !self.gradients_checked;
         let (done, report) = profile::record(|| self.unprofiled_step(data));
-        // The first step allocates what later ones use again.
+        // The first step allocates memory that later ones reuse.
         if let (false, Some(total)) = (first, &mut self.profile) {
             total.add(&report);
         }
@@ -192,7 +206,7 @@ impl Run {
         Ok(())
     }
 
-    /// The steps since the last reading; all losses come in one copy.
+    /// The steps since the last call; one copy brings all losses to the host.
     pub fn read_steps(&mut self) -> Result<Vec<Step>> {
         let unread = std::mem::take(&mut self.unread);
         let losses = scalars(unread.iter().map(|step| &step.loss))?;
@@ -236,7 +250,7 @@ impl Run {
         Ok(autocast.map(fp8_autocast).transpose()?)
     }
 
-    /// Runs training batches in high precision and sets static scales from what they hold.
+    /// Runs training batches in high precision and sets static scales from the amaxes.
     pub fn calibrate(&self, data: &Data, batches: u64) -> Result<()> {
         let Some(recipe) = &self.recipe else {
             return Ok(());
@@ -261,8 +275,8 @@ impl Run {
         Ok(())
     }
 
-    /// Whether a calibrated model and the one in its file compute the same: not where inputs have one scale for a tensor, made of the
-    /// tensor itself, as the file has calibrated ones.
+    /// Whether the calibrated model and its file give the same logits. They do not if the recipe computes one scale from each input
+    /// tensor, because the file stores calibrated scales.
     pub fn keeps_logits(&self) -> Result<bool> {
         let config = self.recipe.as_ref().map(Recipe::resolve).transpose()?;
         Ok(config.is_none_or(|config| {
@@ -324,7 +338,7 @@ impl Run {
     pub fn resume(&mut self, dir: &Path) -> Result<()> {
         let path = checkpoint_path(dir, &self.name);
         if !path.exists() {
-            // Stopped before this run's first checkpoint: it begins again, which gives the same losses.
+            // Stopped before this run's first checkpoint: start over, which gives the same losses.
             return Ok(());
         }
         let fits = |saved: &serde_json::Value| {

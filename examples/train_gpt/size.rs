@@ -1,15 +1,15 @@
-//! Which sizes a model can have.
+//! Limits on the sizes of a model.
 
 use crate::gpt::GptConfig;
 use crate::vocabulary::BYTES;
 use thiserror::Error;
 
-/// Training keeps 16 bytes for each: value, gradient, two moments.
+/// Training keeps 16 bytes for each parameter: value, gradient, two moments.
 const MOST_PARAMETERS: u64 = 4_000_000_000;
 const MOST_TOKENS: usize = 1 << 16;
 const LONGEST_CONTEXT: usize = 1 << 14;
 
-/// Sizes that no model has.
+/// Invalid sizes of a model.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SizeError {
     #[error("{flag} 0: give at least 1")]
@@ -43,7 +43,7 @@ pub enum SizeError {
     Context { context: usize },
 }
 
-/// Whether there is a model of these sizes; how many parameters it has.
+/// Checks the sizes of a model and returns its number of parameters.
 pub fn check(config: &GptConfig) -> Result<u64, SizeError> {
     let GptConfig {
         vocab_size: vocab,
@@ -80,7 +80,8 @@ pub fn check(config: &GptConfig) -> Result<u64, SizeError> {
         })
 }
 
-/// Whether the model that is saved of these recipes can be written as FP8. The inputs of its layers are `hidden` or four times that.
+/// Checks that the model that will be saved of these recipes can be written in FP8. Its layers have `hidden` or four times as many
+/// inputs.
 pub fn check_groups(hidden: usize, recipes: &[String]) -> Result<(), SizeError> {
     let group = |recipe: &str| match recipe {
         "blockwise" => 128,
@@ -102,7 +103,7 @@ pub fn check_groups(hidden: usize, recipes: &[String]) -> Result<(), SizeError> 
 }
 
 /// A block: four projections of attention and two of the MLP with biases, two norms; around the blocks an embedding, a head
-/// without bias, and a norm. None beyond u64.
+/// without bias, and a norm. None if the number overflows.
 fn parameters(hidden: u64, layers: u64, vocab: u64) -> Option<u64> {
     let square = hidden.checked_mul(hidden)?;
     let block = square

@@ -1,4 +1,4 @@
-//! Takes runs to their end, side by side.
+//! Trains several runs side by side.
 
 use crate::data::Data;
 use crate::record::{Line, Metrics, STATS};
@@ -12,12 +12,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Batches of a validation on the way.
+/// Batches of a validation during training.
 const VALIDATION_BATCHES: usize = 4;
-/// Steps between two readings of losses where reading waits for the device.
+/// Steps between two readings of losses, on devices where reading waits.
 const READ_EVERY: u64 = 10;
 
-/// Takes every run to the end, step by step in turn, so that their times compare. False if Ctrl-C came.
+/// Trains every run to the end, taking turns step by step, so that their times compare. Returns false after Ctrl-C.
 pub fn train(
     runs: &mut [Run],
     settings: &Settings,
@@ -30,7 +30,7 @@ pub fn train(
     let flag = stop.clone();
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::SeqCst) {
-            // A second Ctrl-C does not wait; files are replaced atomically, none is left half-written.
+            // A second Ctrl-C ends the program at once; files are replaced atomically, so none is left half-written.
             std::process::exit(130);
         }
     })?;
@@ -44,7 +44,7 @@ pub fn train(
     );
     bar.set_position(runs.iter().map(|run| run.step).sum());
     bar.reset_eta();
-    // After a kill between two checkpoint files the runs are at different steps: the last one catches up.
+    // After a kill between two checkpoint files the runs are at different steps: those behind catch up.
     while let Some(step) = runs
         .iter()
         .map(|run| run.step)
@@ -107,7 +107,7 @@ pub fn train(
     Ok(true)
 }
 
-/// A line above the bar.
+/// Prints a line above the bar.
 fn say(bar: &ProgressBar, text: &str) {
     match bar.is_hidden() {
         true => println!("{text}"),
@@ -115,7 +115,7 @@ fn say(bar: &ProgressBar, text: &str) {
     }
 }
 
-/// One JSON line for each layer and operand that the step has cast.
+/// Appends a JSON line for each layer and operand that the step has cast.
 fn append_stats(dir: &Path, run: &Run, stats: &StatsReport) -> Result<()> {
     let path = dir.join(STATS);
     let mut lines = String::new();
@@ -131,7 +131,7 @@ fn append_stats(dir: &Path, run: &Run, stats: &StatsReport) -> Result<()> {
         .with_context(|| format!("writing {}", path.display()))
 }
 
-/// Writes the steps that were not read yet; the last of them.
+/// Writes the steps that have not been read yet and returns the last of them.
 fn log_steps(run: &mut Run, metrics: &mut Metrics) -> Result<Option<Step>> {
     let mut last = None;
     for step in run.read_steps()? {

@@ -1,7 +1,8 @@
 //! What a run trains: parameters with their optimizer, plain or scaled.
 
 use crate::data::Batch;
-use crate::gpt::{Gpt, GptConfig, initialize};
+use crate::gpt::{Gpt, GptConfig, initial};
+use crate::parameters::{set_plain, set_scaled};
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -31,7 +32,7 @@ pub enum Weights {
     },
 }
 
-/// What stands in a checkpoint beside tensors.
+/// What a checkpoint stores besides tensors.
 pub struct Place {
     pub step: u64,
     pub quantized_tensors: u64,
@@ -41,7 +42,7 @@ pub struct Place {
 const SETTINGS: &str = "settings";
 const QUANTIZED: &str = "quantized_tensors";
 
-/// Products of a scaled run called `name`; None if it is none.
+/// The precision of products in the scaled run `name`; None for any other run.
 pub fn scaled_matmul(name: &str) -> Option<MatmulPrecision> {
     match name {
         "scaled_fp16" => Some(MatmulPrecision::Data),
@@ -51,7 +52,7 @@ pub fn scaled_matmul(name: &str) -> Option<MatmulPrecision> {
 }
 
 impl Weights {
-    /// A model with the initial weights of the seed, and what trains it.
+    /// A model with the initial weights of the seed, and its optimizer.
     pub fn plain(
         dtype: DType,
         model: &GptConfig,
@@ -61,18 +62,7 @@ impl Weights {
     ) -> Result<(Gpt, Self)> {
         let vars = VarMap::new();
         let gpt = Gpt::new(model, VarBuilder::from_varmap(&vars, dtype, device))?;
-        let named = vars
-            .data()
-            .lock()
-            .map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?
-            .clone();
-        let shapes = named
-            .iter()
-            .map(|(name, var)| (name.clone(), var.dims().to_vec()));
-        initialize(shapes.collect(), model, seed, |name, value| {
-            let var = &named[name];
-            Ok(var.set(&value.to_device(device)?.to_dtype(dtype)?)?)
-        })?;
+        set_plain(&vars, initial(model, seed))?;
         let optimizer = Box::new(AdamW::from_varmap(&vars, config)?);
         Ok((gpt, Self::Plain { vars, optimizer }))
     }
@@ -87,12 +77,7 @@ impl Weights {
     ) -> Result<(Gpt, Self)> {
         let vars = ScaledVarMap::new(DType::F16, device)?;
         let gpt = Gpt::new(model, vars.var_builder())?;
-        let shapes = (vars.vars().iter())
-            .map(|var| (var.name().to_string(), var.dims().to_vec()))
-            .collect();
-        initialize(shapes, model, seed, |name, value| {
-            Ok(vars.set(name, &value.to_device(device)?)?)
-        })?;
+        set_scaled(&vars, initial(model, seed))?;
         let optimizer = Box::new(ScaledAdamW::new(&vars, config)?);
         let options = ScaledOptions::default().with_matmul(matmul).with_seed(seed);
         Ok((
@@ -105,8 +90,8 @@ impl Weights {
         ))
     }
 
-    /// One step; the loss and the report may still be on the device. `guard` is of the plain forward pass. With `check`, every
-    /// parameter must have got a gradient.
+    /// One step; the loss and the report may still be on the device. `guard` covers the forward pass of a plain run. With `check`, a
+    /// parameter without a gradient is an error.
     pub fn step(
         &mut self,
         gpt: &Gpt,
@@ -115,7 +100,7 @@ impl Weights {
         guard: Option<AutocastGuard>,
         check: bool,
     ) -> Result<(Tensor, StepReport)> {
-        // Operations claim their parts of it.
+        // Operations account for their own parts of this time.
         let _scope = profile::enter(profile::Kind::Candle);
         match self {
             Self::Plain { vars, optimizer } => {
@@ -152,7 +137,7 @@ impl Weights {
         }
     }
 
-    /// The loss of a batch, without a backward pass; the guard of a recipe is the caller's.
+    /// The loss of a batch, without a backward pass; the caller opens the guard of a recipe.
     pub fn loss(&self, gpt: &Gpt, (inputs, targets): &Batch) -> Result<Tensor> {
         match self {
             Self::Plain { .. } => Ok(ops::cross_entropy(&gpt.forward(inputs)?, targets)?.detach()),
@@ -222,7 +207,7 @@ impl Weights {
         }
     }
 
-    /// Goes on from the checkpoint at `path`; `fits` looks at its settings first.
+    /// Resumes from the checkpoint at `path`, once `fits` has accepted its settings.
     pub fn resume(
         &mut self,
         path: &Path,

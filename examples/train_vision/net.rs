@@ -1,13 +1,12 @@
 //! The two networks.
 
-use crate::data::CLASSES;
+use crate::images::data::CLASSES;
+use crate::images::layers::mlp;
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{VarBuilder, VarMap};
+use candle_nn::VarBuilder;
 use clap::ValueEnum;
 use fp8::Fp8Module;
 use fp8::nn::{self, BatchNorm, Conv2d, Conv2dConfig, Linear, ModuleT};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -35,14 +34,7 @@ pub struct ConvNet {
 impl Net {
     pub fn new(name: ModelName, size: usize, vb: VarBuilder<'_>) -> Result<Self> {
         match name {
-            ModelName::Mlp => {
-                let inner: &[usize] = if size > 16 { &[512, 256] } else { &[64] };
-                let sizes = [&[size * size], inner, &[CLASSES]].concat();
-                let layers = sizes.windows(2).enumerate();
-                let layers = layers
-                    .map(|(i, pair)| nn::linear(pair[0], pair[1], vb.pp(format!("layers.{i}"))));
-                Ok(Self::Mlp(layers.collect::<Result<_>>()?))
-            }
+            ModelName::Mlp => Ok(Self::Mlp(mlp(size, vb)?)),
             ModelName::Conv => {
                 let channels = [1, 16, 32, 32];
                 let config = Conv2dConfig {
@@ -95,26 +87,4 @@ impl Net {
             }
         }
     }
-}
-
-/// Weights by the seed, uniform up to `1 / sqrt(inputs)`; biases are 0.
-pub fn initialize(vars: &VarMap, seed: u64) -> anyhow::Result<()> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let data = vars.data().lock();
-    let data = data.map_err(|_| anyhow::anyhow!("the lock of the VarMap is poisoned"))?;
-    let mut vars: Vec<_> = data.iter().collect();
-    vars.sort_by_key(|(name, _)| name.as_str());
-    for (name, var) in vars {
-        let dims = var.dims();
-        if dims.len() > 1 {
-            let inputs: usize = dims[1..].iter().product();
-            let bound = (3. / inputs as f32).sqrt();
-            let values = (0..var.elem_count()).map(|_| rng.random_range(-bound..bound));
-            let values: Vec<f32> = values.collect();
-            var.set(&Tensor::from_vec(values, dims, var.device())?)?;
-        } else if name.ends_with("bias") {
-            var.set(&var.zeros_like()?)?;
-        }
-    }
-    Ok(())
 }

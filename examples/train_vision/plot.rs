@@ -4,10 +4,10 @@ use crate::curves::Chart;
 use anyhow::Result;
 use std::path::Path;
 
-/// Points of a curve, each the mean of as many steps as needed.
+/// The most points of a curve; each is the mean of several steps.
 const POINTS: usize = 100;
 
-/// A name and a loss per step for each run.
+/// `losses`: a name, and the loss of each step, for each run.
 pub fn write_loss_svg(path: &Path, losses: &[(String, Vec<f64>)]) -> Result<()> {
     let smooth = |losses: &[f64]| -> Vec<(f64, f64)> {
         let width = losses.len().div_ceil(POINTS).max(1);

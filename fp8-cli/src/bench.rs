@@ -1,4 +1,4 @@
-//! `fp8 bench`: how fast a language model reads and writes here.
+//! `fp8 bench`: how fast a language model reads and writes on this machine.
 
 use crate::model::Source;
 use crate::output::{print, print_json, size};
@@ -16,13 +16,13 @@ const PROMPT: usize = 16;
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// Tokens of the prompt that is read [default: 512, or the positions of a model that has fewer]
+    /// Tokens of the prompt to read [default: 512, or the model's positions if it has fewer]
     #[arg(long, value_name = "N", value_parser = at_least(1))]
     prefill: Option<usize>,
-    /// Tokens that are written, one by one, behind a prompt of 16 [default: 64, or what such a model has room for]
+    /// Tokens to write, one by one, after a prompt of 16 [default: 64, or as many as the model has positions for]
     #[arg(long, value_name = "N", value_parser = at_least(1))]
     decode: Option<usize>,
-    /// Times that each is done; the fastest counts
+    /// How often to repeat each; the fastest run counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least(1))]
     repeats: usize,
     /// Print the result as JSON

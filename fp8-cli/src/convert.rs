@@ -1,7 +1,7 @@
 //! `fp8 convert`: the same codes and scales in another spelling.
 
 use crate::output::Target;
-use crate::progress::Bar;
+use crate::progress::{BYTES, Bar};
 use crate::source::Opening;
 use anyhow::Result;
 use fp8::rewrite::{self, Spelling};
@@ -14,8 +14,7 @@ pub struct Args {
     /// compressed-tensors, fp8-blocks (DeepSeek, Qwen), autofp8 or modelopt
     #[arg(long, value_name = "SPELLING")]
     to: Spelling,
-    /// Announce input scales that are powers of two in metadata that this library alone reads, where the target's configuration cannot
-    /// say it
+    /// Where the target's configuration cannot say that input scales are powers of two, say so in metadata that only this library reads
     #[arg(long)]
     power_of_two_inputs: bool,
     #[command(flatten)]
@@ -26,7 +25,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let checkpoint = args.opening.open(&args.dir)?;
-    let mut bar = Bar::new("convert")?;
+    let mut bar = Bar::new("convert", BYTES)?;
     let out = &args.target.out;
     let options = args
         .target

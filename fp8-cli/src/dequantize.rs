@@ -1,7 +1,7 @@
-//! `fp8 dequantize`: an ordinary checkpoint.
+//! `fp8 dequantize`: an FP8 checkpoint as an ordinary one.
 
 use crate::output::Target;
-use crate::progress::Bar;
+use crate::progress::{BYTES, Bar};
 use crate::source::Opening;
 use anyhow::Result;
 use candle_core::DType;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// The checkpoint
     dir: PathBuf,
-    /// Dtype of all weights; unless told what is not FP8 keeps its own, and FP8 takes that of the model
+    /// Dtype of all weights [default: the model's for FP8 weights; the others keep theirs]
     #[arg(long, value_enum)]
     dtype: Option<Precision>,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
         Precision::F16 => DType::F16,
     });
     let checkpoint = args.opening.open(&args.dir)?;
-    let mut bar = Bar::new("dequantize")?;
+    let mut bar = Bar::new("dequantize", BYTES)?;
     let (out, options) = (&args.target.out, args.target.options());
     let report = rewrite::dequantize(&checkpoint, out, dtype, &options, &mut |p| bar.show(p))?;
     drop(bar);

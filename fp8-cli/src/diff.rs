@@ -1,7 +1,7 @@
-//! `fp8 diff`: how far the weights of two checkpoints are apart.
+//! `fp8 diff`: how much the weights of two checkpoints differ.
 
 use crate::output::{print, print_json, table};
-use crate::progress::Bar;
+use crate::progress::{BYTES, Bar};
 use crate::source;
 use anyhow::{Result, bail};
 use candle_core::{DType, Tensor};
@@ -13,9 +13,9 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The reference
+    /// The reference checkpoint
     a: PathBuf,
-    /// What is compared with it
+    /// The checkpoint to compare with it
     b: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -54,7 +54,7 @@ fn compare(a: &dyn Source, b: &dyn Source) -> Result<Report> {
     let common: Vec<&String> = in_a.intersection(&in_b).collect();
     let bytes = |name: &str| a.shape(name).unwrap_or_default().iter().product::<usize>() as u64;
     let total = common.iter().map(|name| bytes(name)).sum();
-    let mut bar = Bar::new("diff")?;
+    let mut bar = Bar::new("diff", BYTES)?;
     let (mut rows, mut done) = (vec![], 0);
     for name in common {
         if bar.at(name, done, total).is_break() {

@@ -1,4 +1,4 @@
-//! `fp8 embed`: one vector for each text, by an encoder.
+//! `fp8 embed`: a vector for each text, from an encoder.
 
 use crate::model::Source;
 use crate::output::print;
@@ -20,10 +20,10 @@ pub struct Args {
     /// The texts
     #[arg(required_unless_present = "data")]
     texts: Vec<String>,
-    /// A file with a text in each line; empty lines are passed over
+    /// A file with one text per line; empty lines are skipped
     #[arg(long, value_name = "FILE", conflicts_with = "texts")]
     data: Option<PathBuf>,
-    /// Print a JSON object on a line for each text
+    /// Print one line of JSON for each text
     #[arg(long)]
     json: bool,
 }
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{} has no text", data.collect::<String>());
     }
     let (Model::Bert(model), _) = args.source.load()? else {
-        bail!("{} is no encoder", args.source.path().display());
+        bail!("{} is not an encoder", args.source.path().display());
     };
     let tokenizer = tokenizer(args, &model)?;
     let pooling = Pooling::of_dir(args.source.path())?;
@@ -82,16 +82,12 @@ pub fn run(args: &Args) -> Result<()> {
 fn tokenizer(args: &Args, model: &Bert) -> Result<Tokenizer> {
     let path = args.source.path().join("sentence_bert_config.json");
     let positions = model.config().max_position_embeddings;
-    let trained = match read_text_if_present(&path, MAX_CONFIG)? {
-        Some(text) => {
-            let json: Value =
-                serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-            json["max_seq_length"]
-                .as_u64()
-                .map(|length| length as usize)
-        }
-        None => None,
-    };
+    let trained = read_text_if_present(&path, MAX_CONFIG)?
+        .map(|text| serde_json::from_str::<Value>(&text))
+        .transpose()
+        .with_context(|| path.display().to_string())?
+        .and_then(|json| json["max_seq_length"].as_u64())
+        .map(|length| length as usize);
     let longest = trained.unwrap_or(positions).min(positions);
     Ok(args.source.tokenizer()?.with_max_tokens(longest)?)
 }

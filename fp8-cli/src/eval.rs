@@ -2,7 +2,7 @@
 
 use crate::model::Source;
 use crate::output::{print, print_json};
-use crate::progress::Bar;
+use crate::progress::{Bar, COUNT};
 use crate::source::MAX_TEXT;
 use crate::usage::at_least;
 use anyhow::{Result, bail};
@@ -23,10 +23,10 @@ pub struct Args {
     /// A text file
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Read this many tokens of it
+    /// Read only the first N tokens of it
     #[arg(long, value_name = "N", value_parser = at_least(2))]
     tokens: Option<usize>,
-    /// Tokens that the model sees at once [default: 512, or the positions of a model that has fewer]
+    /// Tokens that the model sees at once [default: 512, or the model's positions if it has fewer]
     #[arg(long, value_name = "N", value_parser = at_least(2))]
     window: Option<usize>,
     /// Print the result as JSON
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
             model.vocab_size()
         );
     }
-    let mut bar = Bar::counting("eval")?;
+    let mut bar = Bar::new("eval", COUNT)?;
     let (mut sum, mut counted, mut done) = (0f64, 0usize, 0usize);
     // A last window of one token has nothing to predict.
     for window in ids.chunks(window).filter(|window| window.len() > 1) {

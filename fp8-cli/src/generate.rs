@@ -1,4 +1,4 @@
-//! `fp8 generate`: continues a prompt, printing text as it is made.
+//! `fp8 generate`: continues a prompt and prints the text as it is made.
 
 use crate::model::Source;
 use crate::output::{print, print_json};
@@ -16,40 +16,40 @@ use std::time::{Duration, Instant};
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// The text to go on from; several are run together and printed when they are done
+    /// The text to continue; several run together and are printed when all are done
     #[arg(long, required = true, value_name = "TEXT")]
     prompt: Vec<String>,
-    /// Take each prompt for what a user says, in the form of the model's chats
+    /// Treat each prompt as a message of a user, formatted by the model's chat template
     #[arg(long)]
     chat: bool,
-    /// New tokens, at most [default: 128, or the model's setting]
+    /// The maximum number of new tokens [default: 128, or the model's setting]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
-    /// 0 takes the likeliest token [default: the model's setting]
+    /// 0 always takes the likeliest token [default: the model's setting]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Draw from this many of the likeliest tokens
+    /// Draw from the K likeliest tokens
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
-    /// Draw from the likeliest tokens that have this probability together
+    /// Draw from the likeliest tokens whose probabilities add up to P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// Above 1: tokens that were there before become less likely
+    /// Above 1, tokens that have occurred before become less likely
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
-    /// The penalty counts this many of the last tokens
+    /// The penalty looks at the last N tokens only
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repetition_window: Option<usize>,
     /// End before this text
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Of the draws
+    /// Seed of the draws
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Print texts, tokens and times as JSON
     #[arg(long)]
     json: bool,
-    /// Say on stderr how fast it was
+    /// Print the speed on stderr
     #[arg(long)]
     stats: bool,
 }
@@ -129,6 +129,7 @@ pub fn run(args: &Args) -> Result<()> {
     let times = Times {
         first: first.unwrap_or_default(),
         all: start.elapsed(),
+        tokens: outputs.iter().map(|output| output.tokens.len()).sum(),
     };
     if args.json {
         return print_json(&report(args, &prompts, &outputs, &times));
@@ -141,12 +142,12 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if args.stats {
-        let tokens: usize = outputs.iter().map(|output| output.tokens.len()).sum();
         let read: usize = prompts.iter().map(Vec::len).sum();
         eprintln!(
-            "{read} tokens read, the first new one after {:.3} s; {tokens} tokens written, {:.1} tokens/s",
+            "{read} tokens read, the first new one after {:.3} s; {} tokens written, {:.1} tokens/s",
             times.first.as_secs_f64(),
-            times.decode_rate(tokens, outputs.len()),
+            times.tokens,
+            times.decode_rate(outputs.len()),
         );
     }
     Ok(())
@@ -156,13 +157,15 @@ struct Times {
     /// Time until the first token.
     first: Duration,
     all: Duration,
+    /// New tokens of all rows.
+    tokens: usize,
 }
 
 impl Times {
-    /// Tokens per second behind the first one of each row.
-    fn decode_rate(&self, tokens: usize, rows: usize) -> f64 {
+    /// Tokens per second after the first token of each row.
+    fn decode_rate(&self, rows: usize) -> f64 {
         let seconds = self.all.saturating_sub(self.first).as_secs_f64();
-        match tokens.saturating_sub(rows) {
+        match self.tokens.saturating_sub(rows) {
             0 => 0.0,
             tokens => tokens as f64 / seconds,
         }
@@ -194,11 +197,10 @@ fn report(
             })
         })
         .collect();
-    let tokens: usize = outputs.iter().map(|output| output.tokens.len()).sum();
     json!({
         "outputs": rows,
         "seconds_to_first_token": times.first.as_secs_f64(),
         "seconds": times.all.as_secs_f64(),
-        "decode_tokens_per_second": times.decode_rate(tokens, outputs.len()),
+        "decode_tokens_per_second": times.decode_rate(outputs.len()),
     })
 }

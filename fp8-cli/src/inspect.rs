@@ -1,7 +1,7 @@
 //! `fp8 inspect`: the family of a checkpoint, and each FP8 layer.
 
 use crate::output::{print, print_json, size, table};
-use crate::progress::Bar;
+use crate::progress::{BYTES, Bar};
 use crate::source::Opening;
 use anyhow::{Result, bail};
 use candle_core::Device;
@@ -58,7 +58,7 @@ fn rows(checkpoint: &Checkpoint) -> Result<Vec<Row>> {
         shape.unwrap_or_default().iter().product::<usize>() as u64
     };
     let total = paths.iter().map(elements).sum();
-    let mut bar = Bar::new("inspect")?;
+    let mut bar = Bar::new("inspect", BYTES)?;
     let (mut rows, mut done) = (vec![], 0);
     for path in &paths {
         if bar.at(path, done, total).is_break() {
@@ -136,7 +136,7 @@ fn inputs(scaling: &InputScaling) -> String {
     }
 }
 
-/// Number and bytes of the tensors that are no FP8 layer's, by dtype.
+/// Number and bytes of the tensors that do not belong to FP8 layers, by dtype.
 fn others(checkpoint: &Checkpoint) -> BTreeMap<String, (usize, u64)> {
     let mut others: BTreeMap<String, (usize, u64)> = BTreeMap::new();
     for name in checkpoint.other_names() {

@@ -1,4 +1,4 @@
-//! The command line tool `fp8`: looks at checkpoints, rewrites them and runs them. One file for each command.
+//! The command line tool `fp8`: inspects, rewrites and runs checkpoints. One file for each command.
 
 mod bench;
 mod convert;
@@ -24,7 +24,7 @@ mod usage;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// FP8 checkpoints: look at them, make them, rewrite them, run them.
+/// Inspect, make, rewrite and run FP8 checkpoints.
 #[derive(Parser)]
 #[command(name = "fp8", version, about, max_term_width = 100)]
 struct Cli {
@@ -34,25 +34,25 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Say what is in a checkpoint: its family and each FP8 layer.
+    /// Show the family and the FP8 layers of a checkpoint.
     Inspect(inspect::Args),
     /// Quantize the linear layers of a model.
     Quantize(quantize::Args),
-    /// Write an FP8 checkpoint in another family's spelling, the numbers unchanged.
+    /// Rewrite an FP8 checkpoint in another family's spelling, with the same numbers.
     Convert(convert::Args),
-    /// Write a checkpoint in high precision.
+    /// Rewrite a checkpoint in high precision.
     Dequantize(dequantize::Args),
     /// Compare the weights of two checkpoints.
     Diff(diff::Args),
-    /// Let a language model go on from a text.
+    /// Continue a text with a language model.
     Generate(generate::Args),
-    /// The perplexity of a language model on a text.
+    /// Compute the perplexity of a language model on a text.
     Eval(eval::Args),
-    /// The embeddings of texts by an encoder.
+    /// Compute embeddings of texts with an encoder.
     Embed(embed::Args),
-    /// The logits of token ids, to compare with another framework.
+    /// Compute the logits of token ids, to compare with another framework.
     Logits(logits::Args),
-    /// How fast a language model reads and writes here.
+    /// Measure how fast a language model reads and writes on this machine.
     Bench(bench::Args),
 }
 

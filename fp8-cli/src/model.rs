@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub struct Source {
     /// The model: a directory with safetensors files, or a GGUF file
     model: PathBuf,
-    /// The dtype of everything that is not FP8
+    /// Dtype of everything that is not FP8
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
     #[command(flatten)]
@@ -56,16 +56,14 @@ impl Source {
         let options = ModelOptions::new().with_dtype(dtype);
         if self.is_gguf() {
             let file = GgufFile::open(&self.model)?;
-            let shapes = file
-                .names()
-                .filter_map(|name| Some((name, file.shape(name)?)));
-            let elements = linear(shapes.map(|(name, shape)| (name, elements(shape))));
-            let bytes = elements * dtype.size_in_bytes() as u64;
-            let size = LinearSize { bytes, elements };
+            let mut size = LinearSize::default();
+            for name in file.names() {
+                size.add(name, file.shape(name).unwrap_or_default(), dtype);
+            }
             return Ok((open(&self.model, &options)?, size));
         }
         let checkpoint = self.opening.open(&self.model)?;
-        let size = linear_size(&checkpoint, dtype)?;
+        let size = LinearSize::of(&checkpoint, dtype)?;
         Ok((of_checkpoint(checkpoint, &self.model, &options)?, size))
     }
 
@@ -74,7 +72,7 @@ impl Source {
         if !self.is_gguf() {
             let checkpoint = self.opening.open(&self.model)?;
             if !checkpoint.layer_paths().is_empty() {
-                return Ok(high_precision::model(checkpoint, &self.model)?);
+                return high_precision::model(&checkpoint, &self.model);
             }
         }
         Ok(self.load()?.0)
@@ -84,7 +82,7 @@ impl Source {
     pub fn load_llama(&self) -> Result<(Llama, LinearSize)> {
         match self.load()? {
             (Model::Llama(llama), size) => Ok((llama, size)),
-            _ => bail!("{} is no language model", self.model.display()),
+            _ => bail!("{} is not a language model", self.model.display()),
         }
     }
 
@@ -117,42 +115,32 @@ impl Source {
     }
 }
 
-fn elements(shape: &[usize]) -> u64 {
-    shape.iter().map(|&size| size as u64).product()
-}
-
-/// Sums over the weights of linear layers, without embeddings.
-fn linear<'a>(sizes: impl Iterator<Item = (&'a str, u64)>) -> u64 {
-    sizes
-        .filter(|(name, _)| is_linear(name))
-        .map(|(_, size)| size)
-        .sum()
-}
-
-fn is_linear(name: &str) -> bool {
-    let layer = [".layers.", ".layer."]
-        .iter()
-        .any(|part| name.contains(part));
-    layer && name.ends_with(".weight") && !name.to_lowercase().contains("norm")
-}
-
-/// Bytes and elements of linear weights, as the model holds them.
-fn linear_size(checkpoint: &Checkpoint, dtype: DType) -> Result<LinearSize> {
-    let mut sum = LinearSize::default();
-    for path in checkpoint.layer_paths() {
-        let layer = checkpoint
-            .stored_layer(&path, &Device::Cpu)
-            .with_context(|| format!("layer {path}"))?;
-        let codes = layer.codes.codes().elem_count() as u64;
-        sum.elements += codes;
-        sum.bytes += codes + 4 * layer.codes.dequant_scale().elem_count() as u64;
+impl LinearSize {
+    fn of(checkpoint: &Checkpoint, dtype: DType) -> Result<Self> {
+        let mut sum = Self::default();
+        for path in checkpoint.layer_paths() {
+            let layer = checkpoint
+                .stored_layer(&path, &Device::Cpu)
+                .with_context(|| format!("layer {path}"))?;
+            let codes = layer.codes.codes().elem_count() as u64;
+            sum.elements += codes;
+            sum.bytes += codes + 4 * layer.codes.dequant_scale().elem_count() as u64;
+        }
+        for name in checkpoint.other_names() {
+            sum.add(&name, checkpoint.shape(&name).unwrap_or_default(), dtype);
+        }
+        Ok(sum)
     }
-    for name in checkpoint.other_names() {
-        if is_linear(&name) {
-            let size = elements(checkpoint.shape(&name).unwrap_or_default());
-            sum.elements += size;
-            sum.bytes += size * dtype.size_in_bytes() as u64;
+
+    /// Adds a tensor that the model holds in `dtype`, if it is the weight of a linear layer.
+    fn add(&mut self, name: &str, shape: &[usize], dtype: DType) {
+        let in_layer = [".layers.", ".layer."]
+            .iter()
+            .any(|part| name.contains(part));
+        if in_layer && name.ends_with(".weight") && !name.to_lowercase().contains("norm") {
+            let elements: u64 = shape.iter().map(|&size| size as u64).product();
+            self.elements += elements;
+            self.bytes += elements * dtype.size_in_bytes() as u64;
         }
     }
-    Ok(sum)
 }

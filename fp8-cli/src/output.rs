@@ -12,7 +12,7 @@ pub struct Target {
     /// Directory to write; it must be missing or empty
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Replace a model that stands there, with all else in the directory
+    /// Replace a model in that directory, together with all other files there
     #[arg(long)]
     overwrite: bool,
     /// Bytes of tensors in one file

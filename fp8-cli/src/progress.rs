@@ -10,21 +10,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether Ctrl-C was pressed.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
+/// Units of work that is counted in bytes.
+pub const BYTES: &str = "{bytes}/{total_bytes}";
+/// Units of other work.
+pub const COUNT: &str = "{pos}/{len}";
+
 /// A progress bar.
 pub struct Bar(shown::Progress);
 
 impl Bar {
-    /// A bar for `what`, counted in bytes. From now on Ctrl-C stops at the next layer, and a second one at once.
-    pub fn new(what: &'static str) -> Result<Self> {
-        Self::with_units(what, "{bytes}/{total_bytes}")
-    }
-
-    /// [`Bar::new`] for work that is not counted in bytes.
-    pub fn counting(what: &'static str) -> Result<Self> {
-        Self::with_units(what, "{pos}/{len}")
-    }
-
-    fn with_units(what: &'static str, units: &str) -> Result<Self> {
+    /// A bar for `what` in `units`. From now on Ctrl-C stops at the next layer, and a second one at once.
+    pub fn new(what: &'static str, units: &str) -> Result<Self> {
         // A command may show several bars; the handler is set once.
         static HANDLER: Once = Once::new();
         let mut set = Ok(());

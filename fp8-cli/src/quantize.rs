@@ -1,7 +1,7 @@
-//! `fp8 quantize`: a model in high precision into FP8.
+//! `fp8 quantize`: makes an FP8 checkpoint of a model in high precision.
 
 use crate::output::Target;
-use crate::progress::Bar;
+use crate::progress::{BYTES, Bar, COUNT};
 use crate::source;
 use crate::usage::{Usage, at_least};
 use anyhow::{Context, Result, bail};
@@ -30,10 +30,10 @@ pub struct Args {
     /// For static-tensor: a JSON object of the largest absolute input of each layer, by path
     #[arg(long, value_name = "FILE")]
     amaxes: Option<PathBuf>,
-    /// For static-tensor: a text on which the model runs to find them
+    /// For static-tensor: a text to run the model on to find them
     #[arg(long, value_name = "FILE", conflicts_with = "amaxes")]
     calibrate: Option<PathBuf>,
-    /// Samples of 512 tokens (or the positions of a model that has fewer) that are taken of the text
+    /// Samples to take from the text, of 512 tokens or the model's positions if it has fewer
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(1))]
     samples: usize,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
         .with_input_amaxes(input_amaxes)
         .with_write(args.target.options());
     let model = source::open(&args.model)?;
-    let mut bar = Bar::new("quantize")?;
+    let mut bar = Bar::new("quantize", BYTES)?;
     let report = rewrite::quantize(&*model, &args.target.out, &options, &mut |p| bar.show(p))?;
     drop(bar);
     args.target.print(&report)
@@ -68,7 +68,7 @@ fn read_amaxes(path: &Path) -> Result<BTreeMap<String, f32>> {
     const LIMIT: u64 = 64 << 20;
     let text = fp8::read::read_text(path, LIMIT)?;
     serde_json::from_str(&text)
-        .with_context(|| format!("{} is no JSON object of numbers by path", path.display()))
+        .with_context(|| format!("{} is not a JSON object of numbers by path", path.display()))
 }
 
 /// Tokens of a sample, for models with as many positions.
@@ -87,7 +87,7 @@ fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<Strin
     if samples.is_empty() {
         bail!("{}: no token to calibrate with", text.display());
     }
-    let mut bar = Bar::counting("calibrate")?;
+    let mut bar = Bar::new("calibrate", COUNT)?;
     let count = samples.len() as u64;
     let amaxes = rewrite::input_amaxes(&loaded, || {
         for (i, sample) in samples.iter().enumerate() {

@@ -19,7 +19,7 @@ pub struct Opening {
     /// Leave inputs in high precision, whatever the checkpoint says
     #[arg(long)]
     weight_only: bool,
-    /// Take FP8 tensors without any scale in the files for their values
+    /// Accept FP8 tensors that have no scale in the files, as if it were 1
     #[arg(long)]
     allow_unscaled: bool,
 }

@@ -58,7 +58,7 @@ fn out_of_range(error: &clap::Error) -> String {
         Some(ContextValue::String(text)) => text.as_str(),
         _ => "",
     };
-    // clap puts the value's name behind the flag.
+    // clap appends the value's name to the flag.
     let flag = text(ContextKind::InvalidArg).split(' ').next();
     let (flag, value) = (flag.unwrap_or_default(), text(ContextKind::InvalidValue));
     let why = std::error::Error::source(error).map_or(String::new(), |why| format!(": {why}"));

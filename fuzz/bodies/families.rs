@@ -1,4 +1,4 @@
-//! A directory of each family: a safetensors file, and a configuration under one of the names that it may have.
+//! A directory of any family: a safetensors file, and a configuration under one of its possible names.
 
 use candle_core::{DType, Device};
 use fp8::load::{Checkpoint, OpenOptions};
@@ -13,8 +13,8 @@ const LARGE: usize = 1 << 16;
 
 const CONFIGS: [&str; 3] = ["config.json", "hf_quant_config.json", "params.json"];
 
-/// Opens a byte that says where the configuration is and whether scales may be missing, two bytes of its length, the configuration,
-/// the file.
+/// The input: a byte that says where the configuration is and whether scales may be missing, two bytes with its length, the
+/// configuration, the file.
 pub fn open(data: &[u8]) -> Option<Checkpoint> {
     let (&[place, low, high], rest) = data.split_first_chunk::<3>()?;
     let length = usize::from(u16::from_le_bytes([low, high])).min(rest.len());
@@ -72,7 +72,7 @@ pub fn run(data: &[u8]) {
         let _ = vb.get_unchecked(name);
     }
     for (path, n, k, value) in layers {
-        // One way to read a layer gives what the other does.
+        // Both ways to read a layer give the same.
         let at = match path.as_str() {
             "" => vb.clone(),
             path => vb.pp(path),

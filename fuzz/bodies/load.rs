@@ -7,10 +7,10 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-/// Larger tensors are not computed with: the input is small, but a shape with a 0 in it may say anything.
+/// No products with larger tensors: the input is small, but a shape with a 0 in it can have any other size.
 const LARGE: usize = 1 << 16;
 
-/// Two bytes of length, the configuration, the file.
+/// The input: two bytes with the length of the configuration, the configuration, the file.
 pub fn run(data: &[u8]) {
     let Some((length, rest)) = data.split_first_chunk::<2>() else {
         return;
@@ -49,7 +49,7 @@ pub fn run(data: &[u8]) {
         let Ok(layer) = nn::linear_no_bias(k, n, vb.pp(&path)) else {
             continue;
         };
-        // Products over nothing are the business of the layers, not of the loader.
+        // Sums over nothing are up to the layers, not the loader.
         if n > 0 && k > 0 {
             let x = Tensor::ones((2, k), DType::F32, &cpu).unwrap();
             let _ = layer.forward(&x).map(|y| y.to_vec2::<f32>().unwrap());

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their input, and the inputs that they start from. An ordinary test runs the targets on these inputs.
+//! The bodies of the fuzz targets and their seeds. An ordinary test runs the targets on the seeds.
 
 pub mod families;
 pub mod load;
@@ -17,7 +17,7 @@ pub fn all_seeds() -> [(&'static str, Vec<Vec<u8>>); 4] {
     ]
 }
 
-/// A directory of this thread, in memory where the system has such a place.
+/// A directory for this thread, in memory if the system has a place for that.
 fn scratch() -> PathBuf {
     thread_local! {
         static DIR: tempfile::TempDir = {

@@ -1,4 +1,4 @@
-//! A training checkpoint, put back into a small model.
+//! A training checkpoint, resumed in a small model.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -39,11 +39,11 @@ impl Run {
         let y = self.model.forward(&x).unwrap();
         guard.close().unwrap();
         let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
-        // Skipped where a variable in the checkpoint was not finite, which is allowed.
+        // A step is skipped if a variable in the checkpoint was not finite, which is allowed.
         self.optimizer.apply(&grads).unwrap();
     }
 
-    /// The bits of all that a checkpoint may change.
+    /// The bits of everything that a checkpoint may change.
     fn everything(&self) -> BTreeMap<String, Vec<u32>> {
         let bits = |tensor: &Tensor| -> Vec<u32> {
             let tensor = tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap();

@@ -2,17 +2,17 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`open()`] | a directory to the model in it, whatever family its FP8 is of |
+//! | [`open()`] | opens the model in a directory, in any family of FP8 files |
 //! | [`Llama`] | Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM; Mixtral and Qwen3-MoE |
 //! | [`Bert`] | encoders such as MiniLM, with mean pooling |
-//! | [`KvCache`] | keys and values of what was seen, in the model's dtype or in FP8 |
-//! | [`CausalLm`] | what generation asks of a language model |
-//! | [`generate()`], [`generate_text`] | what follows prompts, for many at once, token by token |
+//! | [`KvCache`] | keys and values of the tokens seen so far, in the model's dtype or in FP8 |
+//! | [`CausalLm`] | a language model as generation uses it |
+//! | [`generate()`], [`generate_text`] | continue prompts, many at once, token by token |
 //! | [`Tokenizer`] | text to tokens and back, chats |
 //! | [`gguf`] | GGUF files as models in high precision |
 //!
-//! They are built on [`crate::nn`], so `prepare_fp8`, guards, calibration and `save_calibrated` work on them as on a model of
-//! your own.
+//! They are built on [`crate::nn`], so `prepare_fp8`, guards, calibration and `save_calibrated` work on them as on your own
+//! models.
 
 mod error;
 mod families;
@@ -20,6 +20,7 @@ mod files;
 mod generation;
 mod layers;
 mod open;
+mod setters;
 mod text;
 
 pub use error::{Error, Result, TextError};

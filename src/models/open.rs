@@ -1,8 +1,9 @@
-//! A directory or a GGUF file to a model.
+//! Opens the model in a directory or in a GGUF file.
 
 use super::error::{Error, Result};
 use super::families::{Config, LlamaConfig, Model};
 use super::files::gguf::{GgufFile, is_gguf};
+use super::setters::setters;
 use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
 use std::path::Path;
@@ -45,11 +46,6 @@ impl ModelOptions {
         Self::default()
     }
 
-    /// Sets the dtype of activations.
-    pub fn with_dtype(self, dtype: DType) -> Self {
-        Self { dtype, ..self }
-    }
-
     /// Sets the device.
     pub fn with_device(self, device: &Device) -> Self {
         Self {
@@ -57,11 +53,13 @@ impl ModelOptions {
             ..self
         }
     }
+}
 
+setters! { ModelOptions:
+    /// Sets the dtype of activations.
+    with_dtype(dtype: DType);
     /// Sets how the checkpoint is read.
-    pub fn with_checkpoint(self, checkpoint: OpenOptions) -> Self {
-        Self { checkpoint, ..self }
-    }
+    with_checkpoint(checkpoint: OpenOptions);
 }
 
 /// Opens the model in a directory of safetensors with a `config.json` or Mistral's `params.json`, in FP8 of any family or in high
@@ -90,7 +88,7 @@ pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model> {
     of_checkpoint(checkpoint, path, options)
 }
 
-/// [`open()`] for a checkpoint that is open already; `path` is for messages.
+/// [`open()`] for a checkpoint that is already open; `path` is for messages.
 ///
 /// # Errors
 /// As [`open()`].
@@ -114,8 +112,8 @@ pub fn of_checkpoint(
 /// directory, is for messages.
 ///
 /// # Errors
-/// [`Error::Config`] for a configuration that is missing, belongs to an unknown kind of model, lacks a needed entry, or counts fewer
-/// layers than the checkpoint has.
+/// [`Error::Config`] for a configuration that is missing, belongs to an unknown kind of model, lacks a needed entry, or has fewer
+/// layers than the checkpoint.
 pub fn config_of(checkpoint: &Checkpoint, path: impl AsRef<Path>) -> Result<Config> {
     let path = path.as_ref();
     let (path, key, config) = match (checkpoint.config(), checkpoint.params()) {

@@ -3,6 +3,9 @@
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/gpt/mod.rs"]
 mod gpt;
+#[allow(dead_code, reason = "scaled_mnist uses the rest")]
+#[path = "../../examples/shared/parameters.rs"]
+mod parameters;
 
 use crate::net::{dir, json_of};
 use candle_core::{DType, Tensor};
@@ -14,7 +17,8 @@ use fp8::{
 };
 use fp8_test_support::{assert_differ, assert_same, assert_text, device};
 use gpt::attention::Operands;
-use gpt::{Gpt, GptConfig, initialize};
+use gpt::{Gpt, GptConfig, initial};
+use parameters::set_plain;
 
 fn config(attention: Operands) -> GptConfig {
     GptConfig {
@@ -31,16 +35,13 @@ fn model(config: &GptConfig) -> Gpt {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let gpt = Gpt::new(config, vb).unwrap();
-    let named = vars.data().lock().unwrap();
-    let shapes = named
-        .iter()
-        .map(|(name, var)| (name.clone(), var.dims().to_vec()));
-    initialize(shapes.collect(), config, 3, |name, value| {
+    let mut initial = initial(config, 3);
+    set_plain(&vars, |name, shape| {
         // Ten times the usual spread, so that attention is far from even.
-        Ok(named[name].set(&(value.to_device(&device())? * 10.)?)?)
+        let value = initial(name, shape)?;
+        Ok(value.map(|value| value * 10.).transpose()?)
     })
     .unwrap();
-    drop(named);
     gpt
 }
 

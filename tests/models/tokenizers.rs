@@ -1,6 +1,6 @@
 //! Tokenizers of damaged files: errors that name the file, from loading, encoding or decoding.
 
-use fp8::models::{GenerationOptions, TextError, Tokenizer};
+use fp8::models::{Error, GenerationOptions, Result, TextError, Tokenizer};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -57,14 +57,14 @@ fn files() -> [Value; 3] {
 }
 
 /// Opens `text` as a tokenizer's file and uses all of it.
-fn uses(dir: &Path, text: &[u8]) -> Result<(), TextError> {
+fn uses(dir: &Path, text: &[u8]) -> Result<()> {
     std::fs::write(dir.join("tokenizer.json"), text).expect("written");
     let tokenizer = Tokenizer::open(dir)?;
     let (mut first, mut ids) = (Ok(()), (0..10).collect::<Vec<u32>>());
     for special_tokens in [true, false] {
         match tokenizer.encode("ab  abba 1 é </s>", special_tokens) {
             Ok(encoded) => ids.extend(encoded),
-            Err(error) => first = Err(error),
+            Err(error) => first = Err(error.into()),
         }
     }
     tokenizer.decode(&ids, false)?;
@@ -152,7 +152,7 @@ fn files_that_contradict_themselves_are_errors() {
         change(&mut file);
         let error = uses(dir.path(), file.to_string().as_bytes()).expect_err("a contradiction");
         assert!(
-            matches!(error, TextError::Tokenizer { .. }),
+            matches!(error, Error::Text(TextError::Tokenizer { .. })),
             "{i}: {error:?}"
         );
         assert!(error.to_string().contains("tokenizer.json"), "{i}: {error}");

@@ -1,19 +1,19 @@
 //! The example on the digits, in short.
 
-use crate::data::Data;
-use crate::run::{Precision, Settings, Summary, train};
+use crate::images::data::Data;
+use crate::images::epochs::Epochs;
+use crate::run::{Precision, Summary, train};
 use std::path::Path;
 
 fn summary(dtype: Precision) -> anyhow::Result<Summary> {
     let data = Data::load(Some(Path::new("digits")))?;
-    let settings = Settings {
-        dtype,
-        seed: 0,
-        epochs: 8,
+    let epochs = Epochs {
+        count: 8,
         batch: 64,
         lr: 2e-3,
+        seed: 0,
     };
-    Ok(train(&settings, &data, |_, _, _| ())?.0)
+    Ok(train(dtype, &epochs, &data, |_, _, _| ())?.0)
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "the examples generate as well")]
 mod model;
 
+use crate::parameters::set_scaled;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::optim::AdamWConfig;
@@ -13,7 +14,7 @@ use fp8::scaled::{
     TrainingState, resume_training, save, save_training, scaled_scope,
 };
 use fp8::{Error, FilesError, checkpoint};
-use model::{Gpt, GptConfig, initialize};
+use model::{Gpt, GptConfig, initial};
 
 fn config() -> GptConfig {
     GptConfig {
@@ -29,12 +30,7 @@ fn config() -> GptConfig {
 fn build() -> anyhow::Result<(Gpt, ScaledVarMap)> {
     let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     let gpt = Gpt::new(&config(), vars.var_builder())?;
-    let shapes = (vars.vars().iter())
-        .map(|var| (var.name().to_string(), var.dims().to_vec()))
-        .collect();
-    initialize(shapes, &config(), 1, |name, value| {
-        Ok(vars.set(name, &value)?)
-    })?;
+    set_scaled(&vars, initial(&config(), 1))?;
     Ok((gpt, vars))
 }
 

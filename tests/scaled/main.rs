@@ -1,16 +1,18 @@
 //! Training in scaled arithmetic.
 
 mod channels;
-#[path = "../../examples/train_vision/data.rs"]
-#[allow(dead_code, reason = "the example loads files as well")]
-mod data;
 mod digits;
 mod export;
 mod gpt;
+#[path = "../../examples/images/mod.rs"]
+#[allow(dead_code, reason = "the examples use the rest")]
+mod images;
 mod layers;
 mod magnitudes;
 #[path = "../../examples/scaled_mnist/net.rs"]
 mod net;
+#[path = "../../examples/shared/parameters.rs"]
+mod parameters;
 #[path = "../../examples/scaled_mnist/run.rs"]
 mod run;
 #[path = "../../examples/scaled_mnist/watch.rs"]

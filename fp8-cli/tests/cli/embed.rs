@@ -18,7 +18,7 @@ fn encoder(dir: &Dir) -> String {
     let layer = "encoder.layer.0";
     let mut tensors = HashMap::new();
     let mut add = |name: String, shape: &[usize]| {
-        // Some values that repeat nowhere soon.
+        // Values with a long period.
         let count: usize = shape.iter().product();
         let start = tensors.len() as f32;
         let values: Vec<f32> = (0..count).map(|i| (start + i as f32 * 1.7).sin()).collect();
@@ -53,7 +53,7 @@ fn encoder(dir: &Dir) -> String {
     path
 }
 
-/// What is printed as JSON, an object on each line.
+/// The JSON objects that are printed, one per line.
 #[track_caller]
 fn rows(args: &[&str]) -> Vec<Value> {
     let text = output(args);
@@ -92,7 +92,7 @@ fn texts_get_their_vectors_in_order() {
         assert!((cosine - 1.).abs() < 1e-5, "{text}: {cosine}");
     }
     assert!(dot(&all[0], &all[1]) < 0.999);
-    // From a file, as text: a line for each text.
+    // From a file and printed as text, one line per text.
     let file = dir.join("texts.txt");
     std::fs::write(&file, format!("{a}\n\n{b}\n  \n{c}\n")).unwrap();
     let lines = output(&["embed", &model, "--data", &file]);
@@ -112,12 +112,12 @@ fn texts_get_their_vectors_in_order() {
 }
 
 #[test]
-fn files_of_sentence_encoders_are_followed() {
+fn files_of_sentence_encoders_are_respected() {
     let dir = Dir::new();
     let model = encoder(&dir);
     let embed = |text: &str| vectors(&rows(&["embed", &model, "--json", text])).remove(0);
     let mean = embed("w3 w4 w5");
-    // Texts are cut where the model has no more positions, or where it was trained no further.
+    // Texts are cut to the model's positions, or to the length it was trained for.
     let longest = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14";
     assert_eq!(embed(&format!("{longest} w15 w16")), embed(longest));
     std::fs::write(
@@ -140,7 +140,7 @@ fn files_of_sentence_encoders_are_followed() {
 }
 
 #[test]
-fn what_has_no_vector_is_said() {
+fn texts_without_a_vector_are_errors() {
     let dir = Dir::new();
     let model = encoder(&dir);
     let (empty, two) = (dir.join("empty.txt"), dir.join("two.txt"));
@@ -159,14 +159,14 @@ fn what_has_no_vector_is_said() {
     }
     let llama = speaking("ct_static_tensor", &dir.join("llama"));
     let line = failure(&["embed", &llama, "w3"]);
-    assert!(line.contains("no encoder"), "{line}");
+    assert!(line.contains("not an encoder"), "{line}");
     for args in [
         vec!["generate", &model, "--prompt", "w3"],
         vec!["eval", &model, "--data", &two],
         vec!["bench", &model],
     ] {
         let line = failure(&args);
-        assert!(line.contains("no language model"), "{args:?}: {line}");
+        assert!(line.contains("not a language model"), "{args:?}: {line}");
     }
     write_tokenizer(&model, 0..60);
     let line = failure(&["embed", &model, "w50"]);

@@ -20,7 +20,7 @@ fn likeliest(logits: &[f32]) -> u64 {
 fn each_token_is_the_likeliest_after_those_before() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
-    // Inputs are not rounded here, so that logits from a cache are those of the whole row.
+    // Inputs are not cast, so logits with a cache equal those of the whole row.
     let args = ["generate", &model, "--prompt", "w3 w4 w5", "--weight-only"];
     let args = [&args[..], &["--max-tokens", "6"]].concat();
     let report = json_output(&[&args[..], &["--json"]].concat());
@@ -54,7 +54,7 @@ fn each_token_is_the_likeliest_after_those_before() {
 }
 
 #[test]
-fn several_prompts_go_on_as_each_alone() {
+fn several_prompts_continue_as_each_does_alone() {
     let dir = Dir::new();
     let model = speaking("hf_block_f32", &dir.join("model"));
     let prompts = ["w3 w4 w5", "w9", "w100 w7 w8"];
@@ -91,7 +91,7 @@ fn texts_and_tokens_end_an_answer() {
     let report = json_output(&[&args[..], &["--stop", &stop]].concat());
     assert_eq!(report["outputs"][0]["finish"], "stop_string");
     assert_eq!(report["outputs"][0]["text"], before);
-    // What the model's files say about generation holds where the arguments are silent.
+    // Settings from the model's files apply where no argument is given.
     let settings = json!({ "eos_token_id": end, "max_new_tokens": 2 });
     std::fs::write(
         format!("{model}/generation_config.json"),
@@ -122,7 +122,7 @@ fn draws_follow_the_seed() {
     };
     assert_eq!(draw("1"), draw("1"));
     assert_ne!(draw("1"), draw("2"));
-    // The likeliest alone is no draw.
+    // With the likeliest token alone, the seed does not matter.
     let greedy = output(&[
         "generate",
         &model,
@@ -144,7 +144,7 @@ fn draws_follow_the_seed() {
 }
 
 #[test]
-fn chats_are_written_in_the_models_form() {
+fn chats_use_the_models_template() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
     let args = ["generate", &model, "--chat", "--prompt", "w9", "--json"];
@@ -157,7 +157,7 @@ fn chats_are_written_in_the_models_form() {
 }
 
 #[test]
-fn what_cannot_be_generated_is_said() {
+fn invalid_prompts_and_options_are_errors() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
     let cases: [(&[&str], &str); 6] = [

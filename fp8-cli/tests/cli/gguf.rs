@@ -65,13 +65,13 @@ fn write_model(dir: &Dir) -> String {
 }
 
 #[test]
-fn a_gguf_file_runs_and_so_does_what_is_made_of_it() {
+fn a_gguf_file_and_its_conversions_run() {
     let dir = Dir::new();
     let model = write_model(&dir);
     let (text, ids) = (dir.join("text.txt"), dir.join("ids.safetensors"));
     std::fs::write(&text, "ab12ba a b21").unwrap();
     write_ids(&ids, Tensor::new(&[[0u32, 2, 7]], &Device::Cpu).unwrap());
-    // Through FP8 and back: near to it.
+    // Through FP8 and back, the logits are close.
     let (fp8, high) = (dir.join("fp8"), dir.join("high"));
     output(&["quantize", &model, "--out", &fp8]);
     output(&["dequantize", &fp8, "--dtype", "f32", "--out", &high]);
@@ -116,7 +116,7 @@ fn a_gguf_file_runs_and_so_does_what_is_made_of_it() {
 }
 
 #[test]
-fn a_file_that_is_no_gguf_is_named() {
+fn a_malformed_gguf_file_is_named() {
     let dir = Dir::new();
     let path = dir.join("model.gguf");
     std::fs::write(&path, "no model at all").unwrap();

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-/// A model of so many matrices in high precision.
+/// A model of this many matrices in high precision.
 fn write_model(path: &str, layers: usize) {
     std::fs::create_dir(path).unwrap();
     let weight = |i: usize| {
@@ -25,7 +25,7 @@ fn signal(child: &Child, name: &str) {
     assert!(status.success(), "kill {name}: {status}");
 }
 
-/// Sends a signal, `-INT` for Ctrl-C, while the command has something half done beside `dir/out`; None if it was done before that.
+/// Sends a signal, `-INT` for Ctrl-C, while the command has unfinished work beside `dir/out`; None if the command finished first.
 fn interrupt(dir: &Dir, args: &[&str], name: &str) -> Option<Output> {
     let half_done = || dir.names().iter().any(|name| name.starts_with(".out."));
     let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
@@ -40,7 +40,7 @@ fn interrupt(dir: &Dir, args: &[&str], name: &str) -> Option<Output> {
         }
         std::thread::yield_now();
     }
-    // It stands still until the signal is there. A process that has ended is kept until it is waited for.
+    // The process is stopped until the signal has been sent. One that has ended stays a zombie until it is waited for.
     signal(&child, "-STOP");
     let caught = half_done();
     signal(&child, name);
@@ -49,7 +49,7 @@ fn interrupt(dir: &Dir, args: &[&str], name: &str) -> Option<Output> {
     (caught && !output.status.success()).then_some(output)
 }
 
-/// All files and directories below a directory, with what is in them.
+/// All files and directories below a directory, with their contents.
 fn files(path: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(path).unwrap() {
@@ -65,7 +65,7 @@ fn files(path: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// Interrupts a command on models that grow until it does not outrun the signal.
+/// Interrupts a command, on larger and larger models until the signal comes before its end.
 fn leaves_nothing(prepare: impl Fn(&Dir, usize) -> Vec<String>) {
     for layers in [48, 192, 768] {
         let dir = Dir::new();
@@ -104,12 +104,12 @@ fn quantize_leaves_nothing_behind() {
 }
 
 #[test]
-fn dequantize_leaves_what_it_was_to_replace() {
+fn dequantize_keeps_the_model_it_was_to_replace() {
     leaves_nothing(|dir, layers| {
         let (plain, codes, out) = (dir.join("plain"), dir.join("codes"), dir.join("out"));
         write_model(&plain, layers);
         output(&["quantize", &plain, "--out", &codes]);
-        // A model stands there already, and stays.
+        // There is a model already, which must stay.
         output(&["quantize", &plain, "--ignore", "*.1?.fc", "--out", &out]);
         let args = [
             "dequantize",
@@ -124,9 +124,9 @@ fn dequantize_leaves_what_it_was_to_replace() {
     });
 }
 
-/// A kill leaves a copy under a hidden name, which the next run takes away.
+/// A kill leaves a copy under a hidden name, which the next run removes.
 #[test]
-fn what_a_kill_leaves_goes_with_the_next_run() {
+fn the_next_run_removes_the_remains_of_a_killed_one() {
     for layers in [48, 192, 768] {
         let dir = Dir::new();
         let (plain, out) = (dir.join("plain"), dir.join("out"));

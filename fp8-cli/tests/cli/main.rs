@@ -1,4 +1,4 @@
-//! The tool `fp8`, as a person runs it.
+//! The tool `fp8`, run from the command line.
 
 mod embed;
 mod generate;
@@ -31,7 +31,7 @@ fn a_checkpoint_is_inspected() {
     assert_eq!(json["layers"].as_array().unwrap().len(), 14);
     let layer = &json["layers"][0];
     assert_eq!(layer["granularity"], "blockwise:128x128");
-    // Each of the 6 blocks reaches 448, some share of its 16384 codes.
+    // Each of the 6 blocks has codes of 448 among its 16384.
     let saturated = layer["saturated"].as_f64().unwrap();
     assert!(
         (6. / (256. * 384.)..0.01).contains(&saturated),
@@ -73,7 +73,7 @@ fn weights_survive_conversions_and_come_close_after_quantization() {
         let close = row["sqnr_db"].as_f64().is_some_and(|db| db > 25.);
         assert!(close || row["equal"] == true, "{row}");
     }
-    // Layers that one side lacks are named.
+    // Layers that one side lacks are listed.
     let text = output(&["diff", &golden("modelopt_fp8_kv"), &plain]);
     assert!(text.contains("model.layers.0.self_attn.k_scale"), "{text}");
 }
@@ -138,14 +138,14 @@ fn static_scales_are_calibrated_on_a_text() {
         scales.iter().all(|&scale| (1e-5..1.).contains(&scale)),
         "{scales:?}"
     );
-    // Those of q, k and v, which have the same inputs, are equal, and a model in FP8 is run by its values.
+    // q, k and v have the same inputs, so their scales are equal. A model in FP8 runs with dequantized weights.
     let distinct: BTreeSet<u64> = scales.iter().map(|scale| scale.to_bits()).collect();
     assert_eq!(distinct.len(), 8);
     assert_eq!(calibrated(&model, "of_fp8"), scales);
 }
 
 #[test]
-fn what_cannot_be_done_is_one_line_and_leaves_nothing() {
+fn errors_are_one_line_and_leave_no_files() {
     let dir = Dir::new();
     let out = dir.join("out");
     let line = failure(&[

@@ -1,10 +1,10 @@
-//! What every command refuses in the same words.
+//! Errors that all commands report alike.
 
 use crate::support::{Dir, copy, edit, failure, golden, output, refusal, speaking, write_ids};
 use candle_core::{Device, Tensor};
 use serde_json::json;
 
-/// Each command that takes a model, with all else that it needs. What they write goes to `out`.
+/// Each command that takes a model, with all its other arguments. They write to `out`.
 fn commands<'a>(model: &'a str, data: &'a str, ids: &'a str, out: &'a str) -> Vec<Vec<&'a str>> {
     vec![
         vec!["inspect", model],
@@ -29,7 +29,7 @@ fn inputs(dir: &Dir) -> (String, String) {
 }
 
 #[test]
-fn a_format_that_is_not_read_is_named_by_every_command() {
+fn every_command_names_an_unsupported_format() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
     edit(&format!("{model}/config.json"), |config| {
@@ -48,7 +48,7 @@ fn a_format_that_is_not_read_is_named_by_every_command() {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_named_by_every_command() {
+fn every_command_names_a_missing_model() {
     let dir = Dir::new();
     let (data, ids) = inputs(&dir);
     let out = dir.join("out");
@@ -102,7 +102,7 @@ fn text_needs_a_tokenizer() {
 }
 
 #[test]
-fn a_directory_that_exists_is_replaced_only_when_told() {
+fn an_existing_directory_is_replaced_only_with_overwrite() {
     let dir = Dir::new();
     let (model, out) = (golden("ct_static_tensor"), dir.join("out"));
     let writing = [
@@ -110,7 +110,7 @@ fn a_directory_that_exists_is_replaced_only_when_told() {
         vec!["convert", &model, "--to", "autofp8", "--out", &out],
         vec!["dequantize", &model, "--out", &out],
     ];
-    // An empty one is as good as none.
+    // An empty directory counts as missing.
     std::fs::create_dir(&out).unwrap();
     for args in &writing {
         output(args);
@@ -137,7 +137,7 @@ fn a_directory_that_exists_is_replaced_only_when_told() {
 }
 
 #[test]
-fn arguments_that_mean_nothing_end_with_code_2_and_what_was_meant() {
+fn invalid_arguments_exit_with_code_2_and_a_suggestion() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
     let out = dir.join("out");

@@ -1,10 +1,11 @@
 //! `fp8 eval`, `fp8 logits` and `fp8 bench`.
 
 use crate::support::{
-    Dir, copy, failure, golden, json_output, logits, output, speaking, words, write_ids,
+    Dir, copy, edit, failure, golden, json_output, logits, output, speaking, words, write_ids,
     write_tokenizer,
 };
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
+use serde_json::json;
 
 #[test]
 fn perplexity_is_that_of_the_logits() {
@@ -13,7 +14,7 @@ fn perplexity_is_that_of_the_logits() {
     let ids: Vec<u64> = (0..23).map(|i| i * 37 % 128).collect();
     let file = dir.join("text.txt");
     std::fs::write(&file, words(&ids)).unwrap();
-    // Windows of 10, 10 and 3 tokens; the first of each is not foretold.
+    // Windows of 10, 10 and 3 tokens; the first of each is not predicted.
     let mut sum = 0f64;
     for window in ids.chunks(10) {
         let rows = logits(&dir, &model, &window[..window.len() - 1], &[]);
@@ -48,7 +49,7 @@ fn perplexity_is_that_of_the_logits() {
 }
 
 #[test]
-fn what_has_no_perplexity_is_said() {
+fn texts_without_a_perplexity_are_errors() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
     let (empty, text) = (dir.join("empty.txt"), dir.join("text.txt"));
@@ -72,6 +73,26 @@ fn what_has_no_perplexity_is_said() {
     write_tokenizer(&model, 0..200);
     let line = failure(&["eval", &model, "--data", &text]);
     assert!(line.contains("150") && line.contains("128"), "{line}");
+}
+
+#[test]
+fn logits_of_more_tokens_than_positions_are_refused() {
+    let dir = Dir::new();
+    let model = copy("ct_static_tensor", &dir.join("model"));
+    edit(&format!("{model}/config.json"), |config| {
+        config["max_position_embeddings"] = json!(6);
+    });
+    let (ids, out) = (dir.join("ids.safetensors"), dir.join("logits.safetensors"));
+    let args = ["logits", &model, "--ids", &ids, "--out", &out];
+    let rows = |tokens| Tensor::ones((2, tokens), DType::I64, &Device::Cpu).unwrap();
+    write_ids(&ids, rows(7));
+    let line = failure(&args);
+    for part in [&ids, "7 tokens", "6 positions"] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(!std::path::Path::new(&out).exists());
+    write_ids(&ids, rows(6));
+    output(&args);
 }
 
 #[test]
@@ -100,7 +121,7 @@ fn logits_are_those_of_the_family() {
 }
 
 #[test]
-fn ids_that_are_none_are_refused_and_a_file_that_stands_there_stays() {
+fn invalid_ids_are_refused_and_an_existing_file_stays() {
     let dir = Dir::new();
     let model = golden("ct_static_tensor");
     let (ids, out) = (dir.join("ids.safetensors"), dir.join("out.safetensors"));
@@ -204,7 +225,7 @@ fn speed_is_measured() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said() {
+fn lengths_that_cannot_be_measured_are_errors() {
     let model = golden("ct_static_tensor");
     let most = usize::MAX.to_string();
     let cases: [(&[&str], &str); 7] = [

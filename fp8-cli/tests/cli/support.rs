@@ -15,7 +15,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a command prints that succeeds.
+/// The output of a command, which must succeed.
 #[track_caller]
 pub fn output(args: &[&str]) -> String {
     let output = fp8(args);
@@ -24,7 +24,7 @@ pub fn output(args: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// The line on stderr of a command that fails.
+/// The line on stderr of a command, which must fail.
 #[track_caller]
 pub fn failure(args: &[&str]) -> String {
     let (code, line) = refusal(args);
@@ -32,7 +32,7 @@ pub fn failure(args: &[&str]) -> String {
     line
 }
 
-/// The exit code of a command that fails, and its line on stderr.
+/// The exit code and the line on stderr of a command, which must fail.
 #[track_caller]
 pub fn refusal(args: &[&str]) -> (i32, String) {
     let output = fp8(args);
@@ -69,13 +69,13 @@ impl Dir {
     }
 }
 
-/// What a command prints as JSON.
+/// The JSON that a command prints.
 #[track_caller]
 pub fn json_output(args: &[&str]) -> Value {
     serde_json::from_str(&output(args)).unwrap()
 }
 
-/// A copy of a golden model, to be changed.
+/// A copy of a golden model that a test may change.
 pub fn copy(family: &str, to: &str) -> String {
     std::fs::create_dir(to).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -115,7 +115,7 @@ pub fn edit(path: &str, change: impl FnOnce(&mut Value)) {
     std::fs::write(path, value.to_string()).unwrap();
 }
 
-/// The logits that `fp8 logits` gives for one row of ids, by token.
+/// The logits from `fp8 logits` for one row of ids, by token.
 #[track_caller]
 pub fn logits(dir: &Dir, model: &str, ids: &[u64], options: &[&str]) -> Vec<Vec<f32>> {
     let (input, out) = (dir.join("ids.safetensors"), dir.join("logits.safetensors"));

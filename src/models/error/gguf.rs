@@ -80,7 +80,7 @@ pub enum GgufError {
     },
 
     /// A tensor does not belong to the architecture.
-    #[error("{path}: tensor `{tensor}` is no part of a {architecture} model", path = .path.display())]
+    #[error("{path}: tensor `{tensor}` does not belong to a {architecture} model", path = .path.display())]
     UnknownTensor {
         /// The file.
         path: PathBuf,

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum HubError {
     /// Invalid name of a model or a revision.
-    #[error("{name:?} is no {what}")]
+    #[error("{name:?} is not a valid {what}")]
     Name {
         /// `model of the hub, expected OWNER/NAME`, or `revision`.
         what: &'static str,

@@ -89,19 +89,6 @@ pub enum TextError {
         position: usize,
     },
 
-    /// A file cannot be read, is too long, or is not a regular file.
-    #[error(transparent)]
-    File(Box<crate::Error>),
-
-    /// A JSON file is malformed, or an entry has the wrong type.
-    #[error("{path}: {reason}", path = .path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The entry and what is wrong with it.
-        reason: String,
-    },
-
     /// `tokenizer.json` is malformed, or encoding or decoding failed.
     #[error("{path}: {reason}", path = .path.display())]
     Tokenizer {
@@ -126,10 +113,4 @@ pub enum TextError {
         /// The template's message, or the bound that it exceeded.
         reason: String,
     },
-}
-
-impl From<fp8_files::Error> for TextError {
-    fn from(error: fp8_files::Error) -> Self {
-        Self::File(crate::Error::from(error).into())
-    }
 }

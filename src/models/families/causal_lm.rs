@@ -1,10 +1,10 @@
-//! What generation asks of a language model.
+//! A language model as generation uses it.
 
 use crate::models::error::Result;
 use crate::models::layers::KvCache;
 use candle_core::{Device, Tensor};
 
-/// A language model that continues from what it has seen. For inference: logits carry no gradient; those of
+/// A language model with a cache of the tokens it has seen. For inference: logits carry no gradient; those of
 /// [`Llama::forward`](crate::models::Llama::forward) do.
 pub trait CausalLm {
     /// Logits of `ids`, u32 `[batch, tokens]`, which follow the tokens in the cache: `[batch, tokens, vocab_size]`. Adds the tokens to
@@ -38,7 +38,7 @@ pub trait CausalLm {
         false
     }
 
-    /// The most tokens of a sequence that the model has positions for; None, the default, if it does not say.
+    /// The longest sequence in tokens that the model has positions for; None, the default, without a limit.
     fn max_positions(&self) -> Option<usize> {
         None
     }

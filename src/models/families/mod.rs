@@ -11,6 +11,7 @@ pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
+use fp8_recipes::Fp8Module;
 use serde_json::Value;
 use std::path::Path;
 
@@ -18,9 +19,9 @@ use std::path::Path;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Config {
-    /// A language model's.
+    /// Of a language model.
     Llama(LlamaConfig),
-    /// An encoder's.
+    /// Of an encoder.
     Bert(BertConfig),
 }
 
@@ -33,7 +34,7 @@ impl Config {
         }
     }
 
-    /// Number of layers, and what their tensors' names begin with.
+    /// Number of layers, and the prefix of their tensors' names.
     pub(crate) fn layers(&self) -> (usize, &'static str) {
         match self {
             Self::Llama(config) => (config.num_layers, "model.layers."),
@@ -62,7 +63,7 @@ impl Config {
 /// }
 /// # Ok::<(), fp8::models::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Fp8Module)]
 #[non_exhaustive]
 pub enum Model {
     /// A language model.
@@ -80,7 +81,7 @@ impl Model {
         Self::with_embedding_dtype(config, vb.dtype(), vb)
     }
 
-    /// [`Model::new`] with the table of [`Config::embedding`] in a dtype of its own.
+    /// [`Model::new`] with the table of [`Config::embedding`] in another dtype.
     pub(crate) fn with_embedding_dtype(
         config: &Config,
         embedding: DType,
@@ -105,7 +106,7 @@ impl Model {
         }
     }
 
-    /// The most tokens of a sequence that the model has positions for; None if it does not say.
+    /// The longest sequence in tokens that the model has positions for; None without a limit.
     pub fn max_positions(&self) -> Option<usize> {
         match self {
             Self::Llama(model) => model.max_positions(),
@@ -126,15 +127,6 @@ impl Model {
         match self {
             Self::Bert(model) => Some(model),
             Self::Llama(_) => None,
-        }
-    }
-}
-
-impl crate::fp8_recipes::Fp8Module for Model {
-    fn visit(&self, visitor: &mut dyn crate::Visitor) {
-        match self {
-            Self::Llama(model) => model.visit(visitor),
-            Self::Bert(model) => model.visit(visitor),
         }
     }
 }

@@ -1,11 +1,24 @@
-//! Entries of a `config.json`, each with an error that names it.
+//! JSON files beside a model, and their entries, each with an error that names it.
 
-use super::json::ids;
 use crate::models::error::{Error, Result};
+use crate::read::{MAX_CONFIG, read_text_if_present};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// An object of a configuration file, with its path for error messages.
+/// The content of a JSON file; None if there is no file.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
+    let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
+        return Ok(None);
+    };
+    let json = serde_json::from_str(&text).map_err(|error| crate::FilesError::Json {
+        path: path.to_path_buf(),
+        what: "the JSON",
+        reason: error.to_string(),
+    })?;
+    Ok(Some(json))
+}
+
+/// An object of a JSON file, with its path for error messages.
 #[derive(Debug, Clone)]
 pub(crate) struct Entries<'a> {
     path: PathBuf,
@@ -38,13 +51,25 @@ impl<'a> Entries<'a> {
     }
 
     pub(crate) fn error(&self, key: &str, expected: impl Into<String>) -> Error {
+        let value = self.get(key).map(Value::to_string);
         Error::Config {
             path: self.path.clone(),
             key: format!("{}{key}", self.prefix),
-            value: self
-                .get(key)
-                .map_or("missing".to_string(), |value| value.to_string()),
+            value: value.unwrap_or("missing".to_string()),
             expected: expected.into(),
+        }
+    }
+
+    /// An entry as `read` understands it; None if it is missing or null.
+    pub(crate) fn read<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        match self.get(key).map(read) {
+            Some(None) => Err(self.error(key, expected)),
+            found => Ok(found.flatten()),
         }
     }
 
@@ -53,12 +78,10 @@ impl<'a> Entries<'a> {
         key: &str,
         default: Option<T>,
         expected: &str,
-        read: impl Fn(&Value) -> Option<T>,
+        read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<T> {
-        match self.get(key) {
-            Some(value) => read(value).ok_or_else(|| self.error(key, expected)),
-            None => default.ok_or_else(|| self.error(key, expected)),
-        }
+        let value = self.read(key, expected, read)?.or(default);
+        value.ok_or_else(|| self.error(key, expected))
     }
 
     /// A size of at least 1.
@@ -69,39 +92,68 @@ impl<'a> Entries<'a> {
         })
     }
 
+    /// A size from 1 to `most`.
+    pub(crate) fn size_up_to(
+        &self,
+        most: usize,
+        key: &str,
+        default: impl Into<Option<usize>>,
+    ) -> Result<usize> {
+        match self.size(key, default)? {
+            size if size <= most => Ok(size),
+            _ => Err(self.error(key, format!("at most {most}"))),
+        }
+    }
+
+    /// A whole number, which may be 0.
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
+        let count = |value: &Value| usize::try_from(value.as_u64()?).ok();
+        self.read(key, "a whole number", count)
+    }
+
     /// A finite positive number.
     pub(crate) fn positive(&self, key: &str, default: impl Into<Option<f64>>) -> Result<f64> {
-        self.or_default(key, default.into(), "a positive number", |value| {
-            value.as_f64().filter(|x| x.is_finite() && *x > 0.)
-        })
+        self.or_default(key, default.into(), "a positive number", positive)
     }
 
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         self.or_default(key, Some(default), "true or false", Value::as_bool)
     }
 
-    pub(crate) fn text(&self, key: &str, default: impl Into<Option<&'a str>>) -> Result<String> {
-        self.or_default(key, default.into().map(String::from), "a text", |value| {
-            value.as_str().map(String::from)
-        })
+    pub(crate) fn text(&self, key: &str, default: impl Into<Option<&'a str>>) -> Result<&'a str> {
+        self.or_default(key, default.into(), "a text", Value::as_str)
     }
 
-    /// A list of positive numbers; None if there is no such entry.
+    /// Rejects an entry with another value than `only`.
+    pub(crate) fn only(&self, key: &str, only: impl Into<Value>) -> Result<()> {
+        let only = only.into();
+        match (self.get(key), &only) {
+            (Some(value), only) if value != only => {
+                let expected = only.as_str().map(String::from);
+                Err(self.error(key, expected.unwrap_or(only.to_string())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A list of positive numbers.
     pub(crate) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
-        let numbers = value.as_array().and_then(|list| {
-            let number = |x: &Value| x.as_f64().filter(|x| x.is_finite() && *x > 0.);
-            list.iter().map(number).collect::<Option<Vec<f64>>>()
-        });
-        numbers
-            .map(Some)
-            .ok_or_else(|| self.error(key, "a list of positive numbers"))
+        self.read(key, "a list of positive numbers", |value| {
+            value.as_array()?.iter().map(positive).collect()
+        })
     }
 
     /// A token id or a list of them; empty if there is no such entry.
     pub(crate) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
-        ids(&self.value[key]).ok_or_else(|| self.error(key, "a token id or a list of them"))
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let ids = self.read(key, "a token id or a list of them", |value| match value {
+            Value::Array(ids) => ids.iter().map(id).collect(),
+            value => id(value).map(|id| vec![id]),
+        });
+        Ok(ids?.unwrap_or_default())
     }
+}
+
+fn positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|x| x.is_finite() && *x > 0.)
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
 
-/// Longer than any index beside a model.
+/// More bytes than any index of weights has.
 const MAX_INDEX: u64 = 64 << 20;
 
 /// Where to look for a model.
@@ -255,7 +255,9 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
     }
     let name = |value: &Value| match value.as_str() {
         Some(name) if is_plain(name) => Ok(name.to_string()),
-        _ => Err(wrong(format!("{value} is no name of a file beside it"))),
+        _ => Err(wrong(format!(
+            "{value} is not the name of a file beside it"
+        ))),
     };
     map.values().map(name).collect()
 }

@@ -4,7 +4,5 @@ mod entries;
 pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
-mod json;
 
-pub(crate) use entries::Entries;
-pub(crate) use json::{read_json, token_ids};
+pub(crate) use entries::{Entries, read_json};

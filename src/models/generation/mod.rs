@@ -1,4 +1,4 @@
-//! Tokens and text that follow a prompt.
+//! Continues prompts with tokens or text.
 
 mod options;
 mod sampling;

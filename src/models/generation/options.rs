@@ -1,7 +1,8 @@
 //! How tokens are chosen, and when to stop.
 
-use crate::models::error::TextError;
-use crate::models::files::{read_json, token_ids};
+use crate::models::error::{Error, TextError};
+use crate::models::files::{Entries, read_json};
+use crate::models::setters::setters;
 use serde_json::Value;
 use std::path::Path;
 
@@ -19,7 +20,7 @@ use std::path::Path;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct GenerationOptions {
-    /// The most tokens after the prompt; 128 by default.
+    /// The maximum number of tokens after the prompt; 128 by default.
     pub max_new_tokens: usize,
     /// Divides the logits; 0 takes the likeliest token.
     pub temperature: f64,
@@ -33,7 +34,7 @@ pub struct GenerationOptions {
     pub repetition_window: Option<usize>,
     /// Row `i` of a batch draws with the seed `seed + i`.
     pub seed: u64,
-    /// A row ends with one of these tokens, which is the last of its output. If empty, the model's own end tokens count
+    /// A row ends with one of these tokens, which is the last of its output. If empty, the model's own end tokens apply
     /// ([`CausalLm::eos_tokens`](crate::models::CausalLm::eos_tokens)).
     pub stop_tokens: Vec<u32>,
     /// Without stop tokens, also ignore the end tokens of the model.
@@ -62,31 +63,28 @@ impl Default for GenerationOptions {
     }
 }
 
-impl GenerationOptions {
+setters! { GenerationOptions:
     /// Sets the number of tokens after the prompt.
-    pub fn with_max_new_tokens(mut self, max_new_tokens: usize) -> Self {
-        self.max_new_tokens = max_new_tokens;
-        self
-    }
-
+    with_max_new_tokens(max_new_tokens: usize);
     /// Sets the temperature; 0 takes the likeliest token.
-    pub fn with_temperature(mut self, temperature: f64) -> Self {
-        self.temperature = temperature;
-        self
-    }
-
+    with_temperature(temperature: f64);
     /// Sets how many of the likeliest tokens to draw from.
-    pub fn with_top_k(mut self, top_k: Option<usize>) -> Self {
-        self.top_k = top_k;
-        self
-    }
-
+    with_top_k(top_k: Option<usize>);
     /// Sets the total probability of the tokens to draw from.
-    pub fn with_top_p(mut self, top_p: Option<f64>) -> Self {
-        self.top_p = top_p;
-        self
-    }
+    with_top_p(top_p: Option<f64>);
+    /// Sets the seed of the draws.
+    with_seed(seed: u64);
+    /// Sets the tokens that end a row.
+    with_stop_tokens(stop_tokens: impl Into<Vec<u32>>);
+    /// Sets [`GenerationOptions::ignore_eos`].
+    with_ignore_eos(ignore_eos: bool);
+    /// Sets the texts that end a row.
+    with_stop_strings(stop_strings: impl Into<Vec<String>>);
+    /// Sets the capacity of the cache in tokens per row.
+    with_cache_capacity(cache_capacity: Option<usize>);
+}
 
+impl GenerationOptions {
     /// Sets the penalty for earlier tokens, and how many of the last tokens count (`None`: all).
     pub fn with_repetition_penalty(mut self, penalty: f32, window: Option<usize>) -> Self {
         self.repetition_penalty = penalty;
@@ -94,43 +92,12 @@ impl GenerationOptions {
         self
     }
 
-    /// Sets the seed of the draws.
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Sets the tokens that end a row.
-    pub fn with_stop_tokens(mut self, stop_tokens: impl Into<Vec<u32>>) -> Self {
-        self.stop_tokens = stop_tokens.into();
-        self
-    }
-
-    /// Sets [`GenerationOptions::ignore_eos`].
-    pub fn with_ignore_eos(mut self, ignore_eos: bool) -> Self {
-        self.ignore_eos = ignore_eos;
-        self
-    }
-
-    /// Sets the texts that end a row.
-    pub fn with_stop_strings(mut self, stop_strings: impl Into<Vec<String>>) -> Self {
-        self.stop_strings = stop_strings.into();
-        self
-    }
-
-    /// Sets the capacity of the cache in tokens per row.
-    pub fn with_cache_capacity(mut self, capacity: Option<usize>) -> Self {
-        self.cache_capacity = capacity;
-        self
-    }
-
     /// Reads the options from `generation_config.json` in a model's directory; the defaults if there is none. End tokens that it does
     /// not name come from `config.json`. Sampling is on if `do_sample` is true.
     ///
     /// # Errors
-    /// [`TextError::File`] and [`TextError::Json`] for an existing file that cannot be read, [`TextError::Option`] for an invalid
-    /// value.
-    pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, TextError> {
+    /// If an existing file cannot be read, and as [`GenerationOptions::from_json`].
+    pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
         let path = dir.join("generation_config.json");
         let mut options = match read_json(&path)? {
@@ -140,67 +107,44 @@ impl GenerationOptions {
         if options.stop_tokens.is_empty() {
             let path = dir.join("config.json");
             if let Some(json) = read_json(&path)? {
-                options.stop_tokens = token_ids(&json, "eos_token_id", &path)?;
+                options.stop_tokens = Entries::new(&path, &json).token_ids("eos_token_id")?;
             }
         }
         Ok(options)
     }
 
     /// Reads the options from the content of a `generation_config.json`; `path` is for messages. Missing and null entries leave the
-    /// default; temperature, top-k and top-p count only if `do_sample` is true, as in transformers.
+    /// default; temperature, top-k and top-p apply only if `do_sample` is true, as in transformers.
     ///
     /// # Errors
-    /// [`TextError::Json`] for an entry of the wrong type, [`TextError::Option`] for an invalid value.
-    pub fn from_json(json: &Value, path: &Path) -> Result<Self, TextError> {
-        let wrong = |key: &str, expected: &str| TextError::Json {
-            path: path.to_path_buf(),
-            reason: format!("`{key}` is {}, expected {expected}", json[key]),
+    /// [`Error::Config`] for an entry of the wrong type, [`TextError::Option`] for an invalid value.
+    pub fn from_json(json: &Value, path: &Path) -> Result<Self, Error> {
+        let entries = Entries::new(path, json);
+        let number = |key| entries.read(key, "a number", Value::as_f64);
+        let stop_strings = |value: &Value| match value {
+            Value::String(text) => Some(vec![text.clone()]),
+            value => {
+                let texts = value.as_array()?.iter();
+                texts.map(|text| Some(text.as_str()?.to_string())).collect()
+            }
         };
-        let number = |key: &str| match &json[key] {
-            Value::Null => Ok(None),
-            value => value
-                .as_f64()
-                .map(Some)
-                .ok_or_else(|| wrong(key, "a number")),
+        let stop_strings =
+            entries.read("stop_strings", "a text or a list of texts", stop_strings)?;
+        let own = Self::default();
+        let penalty = number("repetition_penalty")?.map(|penalty| penalty as f32);
+        let mut options = Self {
+            max_new_tokens: (entries.count("max_new_tokens")?).unwrap_or(own.max_new_tokens),
+            repetition_penalty: penalty.unwrap_or(own.repetition_penalty),
+            stop_tokens: entries.token_ids("eos_token_id")?,
+            stop_strings: stop_strings.unwrap_or_default(),
+            ..own
         };
-        let count = |key: &str| match &json[key] {
-            Value::Null => Ok(None),
-            value => match value.as_u64().map(usize::try_from) {
-                Some(Ok(value)) => Ok(Some(value)),
-                _ => Err(wrong(key, "a whole number")),
-            },
-        };
-        let samples = match &json["do_sample"] {
-            Value::Null => false,
-            value => value
-                .as_bool()
-                .ok_or_else(|| wrong("do_sample", "true or false"))?,
-        };
-        let mut options = Self::default();
-        if let Some(tokens) = count("max_new_tokens")? {
-            options.max_new_tokens = tokens;
-        }
-        if samples {
+        if entries.flag("do_sample", false)? {
             options.temperature = number("temperature")?.unwrap_or(1.0);
             // transformers writes 0 for "all of them".
-            options.top_k = count("top_k")?.filter(|&k| k > 0);
+            options.top_k = entries.count("top_k")?.filter(|&k| k > 0);
             options.top_p = number("top_p")?.filter(|&p| p < 1.0);
         }
-        if let Some(penalty) = number("repetition_penalty")? {
-            options.repetition_penalty = penalty as f32;
-        }
-        options.stop_tokens = token_ids(json, "eos_token_id", path)?;
-        options.stop_strings = match &json["stop_strings"] {
-            Value::Null => vec![],
-            Value::String(text) => vec![text.clone()],
-            value => value
-                .as_array()
-                .and_then(|texts| {
-                    let texts = texts.iter().map(|text| text.as_str().map(str::to_string));
-                    texts.collect()
-                })
-                .ok_or_else(|| wrong("stop_strings", "a text or a list of texts"))?,
-        };
         options.check()?;
         Ok(options)
     }
@@ -224,23 +168,17 @@ impl GenerationOptions {
         if self.top_k == Some(0) {
             return wrong("top_k", "0".to_string(), "at least 1");
         }
-        match self.top_p {
-            Some(p) if !(p > 0.0 && p <= 1.0) => {
-                let expected = "a probability above 0 and at most 1";
-                return wrong("top_p", p.to_string(), expected);
-            }
-            _ => {}
+        if let Some(p) = self.top_p.filter(|&p| !(p > 0.0 && p <= 1.0)) {
+            let expected = "a probability above 0 and at most 1";
+            return wrong("top_p", p.to_string(), expected);
         }
         if !self.repetition_penalty.is_finite() || self.repetition_penalty <= 0.0 {
             let value = self.repetition_penalty.to_string();
             return wrong("repetition_penalty", value, "a finite number above 0");
         }
         if self.stop_strings.iter().any(String::is_empty) {
-            return wrong(
-                "stop_strings",
-                "\"\"".to_string(),
-                "texts that are not empty",
-            );
+            let expected = "texts that are not empty";
+            return wrong("stop_strings", "\"\"".to_string(), expected);
         }
         Ok(())
     }
@@ -251,12 +189,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(json: Value) -> Result<GenerationOptions, TextError> {
+    fn read(json: Value) -> Result<GenerationOptions, Error> {
         GenerationOptions::from_json(&json, Path::new("generation_config.json"))
     }
 
     #[test]
-    fn settings_of_sampling_count_only_where_it_is_on() -> Result<(), TextError> {
+    fn sampling_settings_apply_only_with_do_sample() -> Result<(), Error> {
         let greedy = read(json!({ "temperature": 0.6, "top_k": 20, "eos_token_id": 7 }))?;
         let expected = GenerationOptions::default().with_stop_tokens([7]);
         assert_eq!(greedy, expected);
@@ -270,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_mean_nothing_are_refused_by_name() {
+    fn invalid_entries_are_refused_by_name() {
         let cases = [
             (json!({ "do_sample": 1 }), "do_sample"),
             (

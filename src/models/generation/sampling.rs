@@ -8,7 +8,7 @@ use candle_transformers::utils::apply_repeat_penalty;
 
 /// Chooses the tokens of one row.
 pub(super) struct Sampler {
-    /// None takes the likeliest token.
+    /// None: always the likeliest token.
     draws: Option<LogitsProcessor>,
     penalty: f32,
     window: Option<usize>,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_without_a_choice_are_refused() {
+    fn logits_that_allow_no_choice_are_refused() {
         let infinite = f32::INFINITY;
         for logits in [[0.0, f32::NAN], [0.0, infinite], [-infinite, -infinite]] {
             let result = choose(&GenerationOptions::default(), &logits, &[4, 5]);

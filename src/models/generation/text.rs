@@ -2,7 +2,7 @@
 
 use super::options::GenerationOptions;
 use super::tokens::{FinishReason, Stop, generate};
-use crate::models::error::{Result, TextError};
+use crate::models::error::{Error, TextError};
 use crate::models::families::CausalLm;
 use crate::models::text::Tokenizer;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ const REPLACEMENT: char = '\u{FFFD}';
 ///     print!("{}", stream.push(id)?);
 /// }
 /// println!("{}", stream.finish()?);
-/// # Ok::<(), fp8::models::TextError>(())
+/// # Ok::<(), fp8::models::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct TextStream<'a> {
@@ -58,25 +58,25 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
-    pub fn push(&mut self, id: u32) -> std::result::Result<String, TextError> {
-        if self.stopped {
-            return Ok(String::new());
-        }
+    pub fn push(&mut self, id: u32) -> Result<String, TextError> {
         self.ids.push(id);
-        self.take_text(false)?;
-        Ok(self.release(false))
+        self.advance(false)
     }
 
-    /// Returns the text held back, once no token follows. Invalid bytes become U+FFFD.
+    /// Returns the text held back; for the end of the tokens. Invalid bytes become U+FFFD.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
-    pub fn finish(&mut self) -> std::result::Result<String, TextError> {
+    pub fn finish(&mut self) -> Result<String, TextError> {
+        self.advance(true)
+    }
+
+    fn advance(&mut self, all: bool) -> Result<String, TextError> {
         if self.stopped {
             return Ok(String::new());
         }
-        self.take_text(true)?;
-        Ok(self.release(true))
+        self.take_text(all)?;
+        Ok(self.release(all))
     }
 
     /// Whether one of `stops` has appeared; no text follows it.
@@ -85,7 +85,7 @@ impl<'a> TextStream<'a> {
     }
 
     /// Moves the text of the tokens since `read` to `held`, unless it may end within a character.
-    fn take_text(&mut self, all: bool) -> std::result::Result<(), TextError> {
+    fn take_text(&mut self, all: bool) -> Result<(), TextError> {
         let decode = |ids: &[u32]| self.tokenizer.decode(ids, true);
         // A decoder may treat the first token specially (drop a leading space), so the tokens taken last are decoded too, without
         // and with the new ones.
@@ -119,15 +119,8 @@ impl<'a> TextStream<'a> {
             self.held.truncate(end);
             return std::mem::take(&mut self.held);
         }
-        let kept = match all {
-            true => 0,
-            false => self
-                .stops
-                .iter()
-                .map(|stop| overlap(&self.held, stop))
-                .max()
-                .unwrap_or(0),
-        };
+        let overlaps = self.stops.iter().map(|stop| overlap(&self.held, stop));
+        let kept = overlaps.max().filter(|_| !all).unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - kept);
         std::mem::replace(&mut self.held, rest)
     }
@@ -135,11 +128,9 @@ impl<'a> TextStream<'a> {
 
 /// Length in bytes of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
-    let starts = stop.char_indices().map(|(at, _)| at).rev();
-    starts
-        .into_iter()
-        .find(|&length| text.ends_with(&stop[..length]))
-        .unwrap_or(0)
+    let mut starts = stop.char_indices().map(|(at, _)| at).rev();
+    let length = starts.find(|&length| text.ends_with(&stop[..length]));
+    length.unwrap_or(0)
 }
 
 /// New text of one prompt.
@@ -193,7 +184,7 @@ pub fn generate_text(
     prompts: &[Vec<u32>],
     options: &GenerationOptions,
     on_text: &mut dyn FnMut(TextPiece) -> ControlFlow<Stop>,
-) -> Result<Vec<TextOutput>> {
+) -> Result<Vec<TextOutput>, Error> {
     let mut options = options.clone();
     if options.stop_tokens.is_empty() {
         options.stop_tokens = tokenizer.eos().to_vec();
@@ -207,7 +198,7 @@ pub fn generate_text(
     let mut fault = None;
     let outputs = generate(model, prompts, &options, &mut |token| {
         let stream = &mut streams[token.prompt];
-        let mut step = || -> std::result::Result<TextPiece, TextError> {
+        let mut step = || -> Result<TextPiece, TextError> {
             let mut text = stream.push(token.id)?;
             if token.finish.is_some() {
                 text += &stream.finish()?;

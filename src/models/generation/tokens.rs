@@ -155,7 +155,9 @@ fn check(model: &dyn CausalLm, prompts: &[Vec<u32>], options: &GenerationOptions
             return Err(error.into());
         }
         let capacity = options.cache_capacity.unwrap_or(usize::MAX);
-        if needed(ids.len(), options.max_new_tokens).is_none_or(|needed| needed > capacity) {
+        // The last token never enters the cache, but a caller who asks for n new tokens after m expects to need room for m + n.
+        let needed = ids.len().checked_add(options.max_new_tokens);
+        if needed.is_none_or(|needed| needed > capacity) {
             let error = TextError::CacheTooSmall {
                 prompt,
                 tokens: ids.len(),
@@ -166,12 +168,6 @@ fn check(model: &dyn CausalLm, prompts: &[Vec<u32>], options: &GenerationOptions
         }
     }
     Ok(())
-}
-
-/// Tokens of the prompt and those after it. The last one never enters the cache, but a caller who asks for n new tokens after m
-/// expects to need room for m + n.
-fn needed(prompt: usize, max_new_tokens: usize) -> Option<usize> {
-    prompt.checked_add(max_new_tokens)
 }
 
 /// What ends a row.
@@ -228,10 +224,9 @@ impl<'a> Row<'a> {
     }
 
     fn output(mut self, options: &GenerationOptions) -> Output {
-        let none_asked = options.max_new_tokens == 0;
-        let otherwise = match none_asked {
-            true => FinishReason::Length,
-            false => FinishReason::Stopped,
+        let otherwise = match options.max_new_tokens {
+            0 => FinishReason::Length,
+            _ => FinishReason::Stopped,
         };
         Output {
             tokens: self.ids.split_off(self.start),

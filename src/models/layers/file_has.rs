@@ -1,4 +1,4 @@
-//! Telling a file from variables that are created on demand.
+//! Whether a file has a tensor.
 
 use crate::nn::VarBuilder;
 

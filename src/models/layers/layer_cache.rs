@@ -23,62 +23,69 @@ impl KvScales {
     }
 }
 
-/// Keys and values of one layer, `[batch, kv_heads, capacity, head_dim]`.
+/// Keys or values of one layer, `[batch, kv_heads, capacity, head_dim]`.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) stored: Tensor,
+    /// For E4M3 codes, one dequant_scale per head.
+    pub(crate) dequant_scales: Option<Vec<f32>>,
+}
+
+impl Side {
+    fn append(&self, new: &Tensor, len: usize) -> Result<()> {
+        // The cache serves inference only: it holds no graph.
+        let new = new.detach();
+        let new = match &self.dequant_scales {
+            None => new.to_dtype(self.stored.dtype())?,
+            Some(scales) => codes(&new, scales)?,
+        };
+        Ok(self.stored.slice_set(&new.contiguous()?, 2, len)?)
+    }
+
+    fn part(&self, start: usize, count: usize) -> Result<Self> {
+        Ok(Self {
+            stored: self.stored.narrow(0, start, count)?,
+            dequant_scales: self.dequant_scales.clone(),
+        })
+    }
+
+    fn tokens(&self) -> CachedTokens<'_> {
+        match &self.dequant_scales {
+            None => CachedTokens::HighPrecision(&self.stored),
+            Some(dequant_scales) => CachedTokens::Fp8 {
+                codes: &self.stored,
+                format: Format::E4M3,
+                dequant_scales,
+            },
+        }
+    }
+}
+
+/// Keys and values of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerCache {
-    pub(crate) k: Tensor,
-    pub(crate) v: Tensor,
-    /// One scale per head.
-    pub(crate) scales: Option<KvScales>,
+    pub(crate) k: Side,
+    pub(crate) v: Side,
 }
 
 impl LayerCache {
     /// Writes `k` and `v`, `[batch, kv_heads, tokens, head_dim]`, after the first `len` tokens.
     pub(crate) fn append(&self, k: &Tensor, v: &Tensor, len: usize) -> Result<()> {
-        for (stored, new, scales) in [
-            (&self.k, k, self.scales.as_ref().map(|scales| &scales.k)),
-            (&self.v, v, self.scales.as_ref().map(|scales| &scales.v)),
-        ] {
-            // The cache serves inference only: it holds no graph.
-            let new = new.detach();
-            let new = match scales {
-                None => new.to_dtype(stored.dtype())?,
-                Some(scales) => codes(&new, scales)?,
-            };
-            stored.slice_set(&new.contiguous()?, 2, len)?;
-        }
-        Ok(())
+        self.k.append(k, len)?;
+        self.v.append(v, len)
     }
 
     /// The part of `count` rows from `start`, sharing memory.
     pub(crate) fn part(&self, start: usize, count: usize) -> Result<Self> {
         Ok(Self {
-            k: self.k.narrow(0, start, count)?,
-            v: self.v.narrow(0, start, count)?,
-            scales: self.scales.clone(),
+            k: self.k.part(start, count)?,
+            v: self.v.part(start, count)?,
         })
-    }
-
-    fn sides(&self) -> [CachedTokens<'_>; 2] {
-        match &self.scales {
-            None => [
-                CachedTokens::HighPrecision(&self.k),
-                CachedTokens::HighPrecision(&self.v),
-            ],
-            Some(scales) => {
-                let side = |codes, dequant_scales| CachedTokens::Fp8 {
-                    codes,
-                    format: Format::E4M3,
-                    dequant_scales,
-                };
-                [side(&self.k, &scales.k), side(&self.v, &scales.v)]
-            }
-        }
     }
 
     /// Attention of `q`, the last tokens of `keys`, over all of them.
     pub(crate) fn attention(&self, q: &Tensor, keys: usize, softmax_scale: f64) -> Result<Tensor> {
-        let [k, v] = self.sides();
+        let (k, v) = (self.k.tokens(), self.v.tokens());
         Ok(cached_attention(
             &q.detach(),
             k,
@@ -90,13 +97,13 @@ impl LayerCache {
 
     /// The first `len` keys and values in `dtype`.
     pub(crate) fn values(&self, len: usize, dtype: DType) -> Result<(Tensor, Tensor)> {
-        let [k, v] = self.sides();
-        Ok((k.dequantize(len, dtype)?, v.dequantize(len, dtype)?))
+        let values = |side: &Side| side.tokens().dequantize(len, dtype);
+        Ok((values(&self.k)?, values(&self.v)?))
     }
 
     /// Whether values in `dtype` are rounded when they are written.
     pub(crate) fn is_lossy(&self, dtype: DType) -> bool {
-        self.k.dtype() != dtype
+        self.k.stored.dtype() != dtype
     }
 }
 

@@ -1,4 +1,4 @@
-//! Attention under an additive mask.
+//! Attention with an additive mask.
 
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};

@@ -1,4 +1,4 @@
-//! What model families are built from: rotary positions, attention under a mask, caches of keys and values.
+//! What model families are built from: rotary positions, attention with a mask, caches of keys and values.
 
 mod file_has;
 mod kv_cache;

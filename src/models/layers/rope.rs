@@ -5,11 +5,11 @@ use crate::models::files::Entries;
 use candle_core::{DType, Device, Tensor};
 use std::f64::consts::PI;
 
-/// How frequencies are scaled for contexts longer than those of the training.
+/// How frequencies are scaled for contexts longer than in training.
 ///
 /// ```
 /// use fp8::models::{RopeConfig, RopeScaling};
-/// // Four times the context of the training.
+/// // Four times the context length of the training.
 /// let rope = RopeConfig::new(10_000., 64).with_scaling(RopeScaling::Linear { factor: 4. });
 /// assert_ne!(rope.scaling, RopeScaling::None);
 /// ```
@@ -27,7 +27,7 @@ pub enum RopeScaling {
     Dynamic {
         /// The factor.
         factor: f64,
-        /// Tokens up to which nothing changes.
+        /// Up to this many tokens nothing changes.
         original: usize,
     },
     /// Low frequencies are divided, high ones kept, those between interpolated (Llama 3.1).
@@ -38,14 +38,14 @@ pub enum RopeScaling {
         low: f64,
         /// Wavelengths below `original / high` are high frequencies.
         high: f64,
-        /// Context of the training.
+        /// Context length in training.
         original: usize,
     },
     /// Like Llama 3's, with a ramp over dimensions and a temperature on cosines and sines (YaRN, arXiv:2309.00071).
     Yarn {
         /// What low frequencies are divided by.
         factor: f64,
-        /// Context of the training.
+        /// Context length in training.
         original: usize,
         /// Rotations at which the ramp begins.
         beta_fast: f64,
@@ -56,13 +56,13 @@ pub enum RopeScaling {
         /// Whether to round the ends of the ramp to whole dimensions.
         truncate: bool,
     },
-    /// One factor per frequency, with a second set beyond the context of the training (Phi-3's longrope).
+    /// One factor per frequency, with a second set for contexts longer than in training (Phi-3's longrope).
     LongRope {
         /// Factors up to `original` tokens.
         short: Vec<f64>,
         /// Factors beyond.
         long: Vec<f64>,
-        /// Context of the training.
+        /// Context length in training.
         original: usize,
         /// What cosines and sines are multiplied by.
         attention_factor: f64,
@@ -99,23 +99,17 @@ impl RopeConfig {
     /// Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
     pub(crate) fn parse(config: &Entries<'_>, head_dim: usize) -> Result<Self> {
         let context = config.size("max_position_embeddings", 2048)?;
-        let found = config
-            .object("rope_parameters")
-            .or(config.object("rope_scaling"));
-        let theta = config.positive("rope_theta", 10_000.)?;
-        let (theta, partial) = match &found {
-            None => (theta, config.positive("partial_rotary_factor", 1.)?),
-            Some(rope) => (
-                rope.positive("rope_theta", theta)?,
-                rope.positive(
-                    "partial_rotary_factor",
-                    config.positive("partial_rotary_factor", 1.)?,
-                )?,
-            ),
-        };
+        let parameters = config.object("rope_parameters");
+        let found = parameters.or(config.object("rope_scaling"));
+        let mut theta = config.positive("rope_theta", 10_000.)?;
+        let mut partial = config.positive("partial_rotary_factor", 1.)?;
+        if let Some(rope) = &found {
+            theta = rope.positive("rope_theta", theta)?;
+            partial = rope.positive("partial_rotary_factor", partial)?;
+        }
         let dim = (head_dim as f64 * partial) as usize;
         if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
-            let expected = format!("a part of the {head_dim} features of a head that is even");
+            let expected = format!("an even part of the {head_dim} features of a head");
             return Err(config.error("partial_rotary_factor", expected));
         }
         let scaling = match &found {
@@ -131,26 +125,23 @@ impl RopeConfig {
 
     /// Frequencies in radians per token, and the factor on cosines and sines, for a sequence of `total` tokens.
     fn frequencies(&self, total: usize) -> (Vec<f32>, f32) {
-        let half = self.dim / 2;
-        let plain = |theta: f64| -> Vec<f64> {
+        // In f32, as the models were trained.
+        let plain = |theta: f64| {
             let exponent = |i: usize| 2. * i as f64 / self.dim as f64;
-            // In f32, as the models were trained.
-            (0..half)
-                .map(|i| f64::from((1. / theta.powf(exponent(i))) as f32))
-                .collect()
+            (0..self.dim / 2).map(move |i| f64::from((1. / theta.powf(exponent(i))) as f32))
         };
-        let narrow = |values: Vec<f64>| values.into_iter().map(|x| x as f32).collect();
+        let scaled = |scale: &dyn Fn(usize, f64) -> f64| -> Vec<f32> {
+            let plain = plain(self.theta).enumerate();
+            plain.map(|(i, f)| scale(i, f) as f32).collect()
+        };
         match &self.scaling {
-            RopeScaling::None => (narrow(plain(self.theta)), 1.),
-            RopeScaling::Linear { factor } => {
-                let scaled = plain(self.theta).into_iter().map(|f| f / factor);
-                (narrow(scaled.collect()), 1.)
-            }
+            RopeScaling::None => (scaled(&|_, f| f), 1.),
+            RopeScaling::Linear { factor } => (scaled(&|_, f| f / factor), 1.),
             RopeScaling::Dynamic { factor, original } => {
                 let length = total.max(*original) as f64 / *original as f64;
                 let exponent = self.dim as f64 / (self.dim as f64 - 2.).max(1.);
                 let theta = self.theta * (factor * length - (factor - 1.)).powf(exponent);
-                (narrow(plain(theta)), 1.)
+                (plain(theta).map(|f| f as f32).collect(), 1.)
             }
             RopeScaling::Llama3 {
                 factor,
@@ -159,7 +150,7 @@ impl RopeConfig {
                 original,
             } => {
                 let original = *original as f64;
-                let scaled = plain(self.theta).into_iter().map(|f| {
+                let scale = |_, f: f64| {
                     let wavelength = 2. * PI / f;
                     if wavelength < original / high {
                         f
@@ -169,8 +160,8 @@ impl RopeConfig {
                         let smooth = (original / wavelength - low) / (high - low);
                         (1. - smooth) * f / factor + smooth * f
                     }
-                });
-                (narrow(scaled.collect()), 1.)
+                };
+                (scaled(&scale), 1.)
             }
             RopeScaling::Yarn {
                 factor,
@@ -190,11 +181,11 @@ impl RopeConfig {
                 }
                 let (low, high) = (low.max(0.), high.min(self.dim as f64 - 1.));
                 let width = if high == low { 0.001 } else { high - low };
-                let scaled = plain(self.theta).into_iter().enumerate().map(|(i, f)| {
+                let scale = |i, f| {
                     let ramp = ((i as f64 - low) / width).clamp(0., 1.);
                     f / factor * ramp + f * (1. - ramp)
-                });
-                (narrow(scaled.collect()), *attention_factor as f32)
+                };
+                (scaled(&scale), *attention_factor as f32)
             }
             RopeScaling::LongRope {
                 short,
@@ -203,11 +194,9 @@ impl RopeConfig {
                 attention_factor,
             } => {
                 let factors = if total > *original { long } else { short };
-                let scaled = plain(self.theta).into_iter().zip(factors);
-                (
-                    narrow(scaled.map(|(f, factor)| f / factor).collect()),
-                    *attention_factor as f32,
-                )
+                let scaled = plain(self.theta).zip(factors);
+                let scaled = scaled.map(|(f, factor)| (f / factor) as f32);
+                (scaled.collect(), *attention_factor as f32)
             }
         }
     }
@@ -239,17 +228,15 @@ fn scaling(
     context: usize,
 ) -> Result<RopeScaling> {
     const KINDS: &str = "default, linear, dynamic, llama3, yarn or longrope";
-    let key = if rope.get("rope_type").is_some() {
-        "rope_type"
-    } else {
-        "type"
+    let key = match rope.get("rope_type") {
+        Some(_) => "rope_type",
+        None => "type",
     };
-    let kind = rope.text(key, "default")?;
     let original = || -> Result<usize> {
         let outside = config.size("original_max_position_embeddings", context)?;
         rope.size("original_max_position_embeddings", outside)
     };
-    Ok(match kind.as_str() {
+    Ok(match rope.text(key, "default")? {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear {
             factor: rope.positive("factor", None)?,

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_tokens_and_templates_have_two_spellings() {
+    fn special_tokens_and_templates_are_read_in_both_spellings() {
         let config = serde_json::json!({
             "bos_token": "<s>", "eos_token": { "content": "</s>" },
             "chat_template": [{ "name": "tool", "template": "t" }, { "name": "default", "template": "d" }],

@@ -3,9 +3,9 @@
 use super::caught::caught;
 use super::chat::{ChatMessage, chat_template, special};
 use super::template::{self, Template};
-use crate::models::error::{GgufError, TextError};
+use crate::models::error::{Error, GgufError, TextError};
 use crate::models::files::gguf::GgufFile;
-use crate::models::files::{read_json, token_ids};
+use crate::models::files::{Entries, read_json};
 use crate::read::{read_text, read_text_if_present};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use tokenizers::{PostProcessor, TruncationParams};
 /// println!("{}", tokenizer.decode(&ids, true)?);
 /// let chat = tokenizer.chat(&[ChatMessage::new("user", "Hello!")])?;
 /// println!("{:?}", tokenizer.encode(&chat, false)?);
-/// # Ok::<(), fp8::models::TextError>(())
+/// # Ok::<(), fp8::models::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
@@ -46,8 +46,8 @@ impl Tokenizer {
     /// text keeps exactly its own tokens.
     ///
     /// # Errors
-    /// [`TextError`] naming the file.
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self, TextError> {
+    /// If a file cannot be read or is malformed; the error names the file.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
         let text = read_text(&path, MAX_TOKENIZER)?;
@@ -57,37 +57,28 @@ impl Tokenizer {
 
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or(Value::Null);
-        let bos_text = special(&config, "bos_token");
-        let eos_text = special(&config, "eos_token");
-        let mut bos = bos_text.as_ref().and_then(|text| inner.token_to_id(text));
-        let mut eos = vec![];
-        for name in ["generation_config.json", "config.json"] {
-            let path = dir.join(name);
-            let json = read_json(&path)?.unwrap_or(Value::Null);
-            if eos.is_empty() {
-                eos = token_ids(&json, "eos_token_id", &path)?;
-            }
-            if bos.is_none() {
-                bos = token_ids(&json, "bos_token_id", &path)?.first().copied();
-            }
-        }
-        if eos.is_empty() {
-            eos.extend(eos_text.as_ref().and_then(|text| inner.token_to_id(text)));
-        }
         let jinja = dir.join("chat_template.jinja");
         let chat_template = match read_text_if_present(&jinja, template::MAX_SOURCE as u64)? {
             Some(source) => Some(Template::new(jinja, source)),
             None => chat_template(&config).map(|source| Template::new(config_path, source)),
         };
-        Ok(Self {
-            inner,
-            path,
-            bos,
-            eos,
-            chat_template,
-            bos_text: bos_text.unwrap_or_default(),
-            eos_text: eos_text.unwrap_or_default(),
-        })
+        let mut tokenizer = Self::new(inner, path, &config, chat_template);
+        let mut eos = vec![];
+        for name in ["generation_config.json", "config.json"] {
+            let path = dir.join(name);
+            let json = read_json(&path)?.unwrap_or(Value::Null);
+            let entries = Entries::new(&path, &json);
+            if eos.is_empty() {
+                eos = entries.token_ids("eos_token_id")?;
+            }
+            if tokenizer.bos.is_none() {
+                tokenizer.bos = entries.token_ids("bos_token_id")?.first().copied();
+            }
+        }
+        if !eos.is_empty() {
+            tokenizer.eos = eos;
+        }
+        Ok(tokenizer)
     }
 
     /// The tokenizer in a GGUF file, with its special tokens and chat template.
@@ -95,21 +86,30 @@ impl Tokenizer {
     /// # Errors
     /// [`GgufError`], also for unsupported kinds of tokenizers.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, GgufError> {
-        let inner = file.tokenizer()?;
-        let config = file.tokenizer_config()?;
-        let bos_text = special(&config, "bos_token");
-        let eos_text = special(&config, "eos_token");
-        let id = |text: &Option<String>| text.as_ref().and_then(|text| inner.token_to_id(text));
-        Ok(Self {
+        let (config, path) = (file.tokenizer_config()?, file.path().to_path_buf());
+        let chat_template =
+            chat_template(&config).map(|source| Template::new(path.clone(), source));
+        Ok(Self::new(file.tokenizer()?, path, &config, chat_template))
+    }
+
+    /// With the special tokens of `config`, a `tokenizer_config.json`.
+    fn new(
+        inner: tokenizers::Tokenizer,
+        path: PathBuf,
+        config: &Value,
+        chat_template: Option<Template>,
+    ) -> Self {
+        let [bos_text, eos_text] = ["bos_token", "eos_token"].map(|key| special(config, key));
+        let id = |text: &Option<String>| inner.token_to_id(text.as_ref()?);
+        Self {
             bos: id(&bos_text),
             eos: id(&eos_text).into_iter().collect(),
             inner,
-            path: file.path().to_path_buf(),
-            chat_template: chat_template(&config)
-                .map(|source| Template::new(file.path().to_path_buf(), source)),
+            path,
+            chat_template,
             bos_text: bos_text.unwrap_or_default(),
             eos_text: eos_text.unwrap_or_default(),
-        })
+        }
     }
 
     /// The tokens of a text; with `special_tokens` also those that the tokenizer adds around it.

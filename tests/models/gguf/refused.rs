@@ -179,7 +179,7 @@ fn broken_files_are_refused() -> Outcome {
         "{shared}"
     );
     let rows = changed(embedding + 4, &40u64.to_le_bytes());
-    assert!(rows.contains("no multiple of 32"), "{rows}");
+    assert!(rows.contains("not a multiple of 32"), "{rows}");
     let twice = changed(norm - b"output_norm.weight".len(), b"blk.0.ffn_up.weigh");
     assert!(!twice.is_empty());
     for (at, bytes) in [(0, [0u8; 8]), (4, [9; 8]), (8, [255; 8]), (16, [255; 8])] {

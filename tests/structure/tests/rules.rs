@@ -60,6 +60,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "src/models",
         &[
+            "setters",
             "error",
             "files",
             "text",

@@ -1,7 +1,7 @@
 //! The configuration of BERT encoders, from `config.json`; the pooling of sentence-transformers.
 
 use crate::models::error::Result;
-use crate::models::files::Entries;
+use crate::models::files::{Entries, read_json};
 use serde_json::Value;
 use std::path::Path;
 
@@ -69,28 +69,14 @@ impl Pooling {
     /// # Errors
     /// If the file cannot be read or asks for another pooling.
     pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
-        const LIMIT: u64 = 1 << 20;
         let path = dir.as_ref().join("1_Pooling").join("config.json");
-        if !path.exists() {
+        let Some(config) = read_json(&path)? else {
             return Ok(Self::Mean);
-        }
-        let text = fp8_recipes::read::read_text(&path, LIMIT)?;
-        let config: Value =
-            serde_json::from_str(&text).map_err(|error| fp8_recipes::FilesError::Json {
-                path: path.clone(),
-                what: "a configuration of pooling",
-                reason: error.to_string(),
-            })?;
-        let entries = Entries::new(&path, &config);
-        let on: Vec<&str> = match &config {
-            Value::Object(map) => {
-                let modes = map.iter().filter(|(key, value)| {
-                    key.starts_with("pooling_mode_") && **value == Value::Bool(true)
-                });
-                modes.map(|(key, _)| key.as_str()).collect()
-            }
-            _ => vec![],
         };
+        let entries = Entries::new(&path, &config);
+        let modes = config.as_object().into_iter().flatten();
+        let on = modes.filter(|(key, value)| key.starts_with("pooling_mode_") && **value == true);
+        let on: Vec<&str> = on.map(|(key, _)| key.as_str()).collect();
         match on.as_slice() {
             ["pooling_mode_mean_tokens"] => Ok(Self::Mean),
             ["pooling_mode_cls_token"] => Ok(Self::FirstToken),
@@ -116,10 +102,8 @@ impl BertConfig {
         if config.text("model_type", None)? != "bert" {
             return Err(config.error("model_type", "bert"));
         }
-        if config.text("position_embedding_type", "absolute")? != "absolute" {
-            return Err(config.error("position_embedding_type", "absolute"));
-        }
-        let activation = match config.text("hidden_act", "gelu")?.as_str() {
+        config.only("position_embedding_type", "absolute")?;
+        let activation = match config.text("hidden_act", "gelu")? {
             "gelu" => BertActivation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" => BertActivation::GeluTanh,
             "relu" => BertActivation::Relu,

@@ -17,7 +17,7 @@ pub(super) struct Call {
     pub(super) rope: (Tensor, Tensor),
 }
 
-/// Up to so many new tokens, attention reads the cache directly, without a matrix of scores.
+/// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
 const FEW_TOKENS: usize = 8;
 
 #[derive(Debug, Fp8Module)]
@@ -26,8 +26,9 @@ pub(super) struct Attention {
     output: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
+    /// dequant_scales of keys and values, if the file has them.
     #[fp8(skip)]
-    scales: Option<KvScales>,
+    pub(super) scales: Option<KvScales>,
     #[fp8(skip)]
     sizes: Sizes,
 }
@@ -48,15 +49,9 @@ impl Attention {
             config.num_heads * config.head_dim,
             config.num_kv_heads * config.head_dim,
         );
-        let norm = |name: &str| -> Result<Option<RmsNorm>> {
-            match config.qk_norm {
-                true => Ok(Some(rms_norm(
-                    config.head_dim,
-                    config.rms_norm_eps,
-                    vb.pp(name),
-                )?)),
-                false => Ok(None),
-            }
+        let norm = |name: &str| {
+            let norm = || rms_norm(config.head_dim, config.rms_norm_eps, vb.pp(name));
+            config.qk_norm.then(norm).transpose()
         };
         let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
         Ok(Self {
@@ -73,11 +68,6 @@ impl Attention {
                 window: config.sliding_windows.get(layer).copied().flatten(),
             },
         })
-    }
-
-    /// dequant_scales of keys and values, if the file has them.
-    pub(super) fn kv_scales(&self) -> Option<&KvScales> {
-        self.scales.as_ref()
     }
 
     /// x: `[batch, tokens, hidden]`; `calls` cover its rows.
@@ -133,10 +123,11 @@ impl Attention {
                 let windowed = self.sizes.window.is_some_and(|window| keys > window);
                 if tokens <= FEW_TOKENS && !windowed {
                     cache.attention(&q, keys, scale)?
-                } else if seen == 0 && !cache.is_lossy(k.dtype()) {
-                    self.over(&q, &k, &v, scale)?
                 } else {
-                    let (k, v) = cache.values(keys, q.dtype())?;
+                    let (k, v) = match seen == 0 && !cache.is_lossy(k.dtype()) {
+                        true => (k, v),
+                        false => cache.values(keys, q.dtype())?,
+                    };
                     self.over(&q, &k, &v, scale)?
                 }
             }

@@ -48,7 +48,7 @@ pub struct LlamaConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys of each head are normalized (Qwen3).
     pub qk_norm: bool,
-    /// For each layer, how many tokens attention looks back on; None for all.
+    /// For each layer, the window of attention in tokens; None without a limit.
     pub sliding_windows: Vec<Option<usize>>,
     /// Whether the embedding serves as the output head if the file has no separate one.
     pub tie_word_embeddings: bool,
@@ -98,25 +98,16 @@ impl LlamaConfig {
     pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {
         let whole = Entries::new(path.as_ref(), config);
         // The language part of a multimodal model.
-        let config = match whole.object("text_config") {
-            Some(text) => text,
-            None => whole,
-        };
+        let config = whole.object("text_config").unwrap_or(whole);
         let kind = config.text("model_type", None)?;
-        if !matches!(
-            kind.as_str(),
-            "llama" | "mistral" | "qwen2" | "qwen3" | "phi3" | "mixtral" | "qwen3_moe"
-        ) {
-            return Err(config.error("model_type", TYPES));
-        }
-        let qwen3 = matches!(kind.as_str(), "qwen3" | "qwen3_moe");
+        let is_qwen = match kind {
+            "qwen2" | "qwen3" | "qwen3_moe" => true,
+            "llama" | "mistral" | "phi3" | "mixtral" => false,
+            _ => return Err(config.error("model_type", TYPES)),
+        };
         let hidden_size = config.size("hidden_size", None)?;
-        let num_heads = config.size("num_attention_heads", None)?;
-        let num_kv_heads = config.size("num_key_value_heads", num_heads)?;
-        if num_heads % num_kv_heads != 0 {
-            let expected = format!("a divisor of the {num_heads} attention heads");
-            return Err(config.error("num_key_value_heads", expected));
-        }
+        let (num_heads, num_kv_heads) =
+            heads(&config, "num_attention_heads", "num_key_value_heads")?;
         let head_dim = match config.get("head_dim") {
             Some(_) => config.size("head_dim", None)?,
             None if hidden_size % num_heads == 0 => hidden_size / num_heads,
@@ -125,21 +116,13 @@ impl LlamaConfig {
                 return Err(config.error("hidden_size", expected));
             }
         };
-        let activation = config.text("hidden_act", "silu")?;
-        if !matches!(activation.as_str(), "silu" | "swish") {
+        if !matches!(config.text("hidden_act", "silu")?, "silu" | "swish") {
             return Err(config.error("hidden_act", "silu"));
         }
         let attention_bias = config.flag("attention_bias", kind == "qwen2")?;
-        let window_used = match kind.as_str() {
-            "qwen2" | "qwen3" | "qwen3_moe" => config.flag("use_sliding_window", false)?,
-            _ => true,
-        };
-        let num_layers = config.size("num_hidden_layers", None)?;
-        if num_layers > MAX_LAYERS {
-            return Err(config.error("num_hidden_layers", format!("at most {MAX_LAYERS}")));
-        }
-        let sliding_windows = match window_used {
-            true => sliding_windows(&config, &kind, num_layers)?,
+        let num_layers = config.size_up_to(MAX_LAYERS, "num_hidden_layers", None)?;
+        let sliding_windows = match !is_qwen || config.flag("use_sliding_window", false)? {
+            true => sliding_windows(&config, is_qwen, num_layers)?,
             false => vec![None; num_layers],
         };
         Ok(Self {
@@ -155,16 +138,16 @@ impl LlamaConfig {
             qkv_bias: attention_bias,
             output_bias: attention_bias && kind != "qwen2",
             mlp_bias: config.flag("mlp_bias", false)?,
-            qk_norm: qwen3,
+            qk_norm: is_qwen && kind != "qwen2",
             sliding_windows,
             tie_word_embeddings: config.flag("tie_word_embeddings", false)?,
             max_position_embeddings: config.size("max_position_embeddings", 2048)?,
             eos_token_ids: config.token_ids("eos_token_id")?,
-            moe: MoeConfig::parse(&config, &kind, num_layers)?,
+            moe: MoeConfig::parse(&config, kind, num_layers)?,
         })
     }
 
-    /// Tokens that rotary positions cover; None if they stretch with the text.
+    /// Tokens that rotary positions cover; None if they adapt to the length of the text.
     pub(super) fn positions(&self) -> Option<usize> {
         let most = self.max_position_embeddings;
         let stretched =
@@ -183,10 +166,23 @@ impl LlamaConfig {
 /// More layers than any model has.
 pub(super) const MAX_LAYERS: usize = 1 << 16;
 
+/// Heads of queries; heads of keys and values, whose number divides theirs.
+pub(super) fn heads(config: &Entries<'_>, queries: &str, keys: &str) -> Result<(usize, usize)> {
+    let num_heads = config.size(queries, None)?;
+    let num_kv_heads = config.size(keys, num_heads)?;
+    match num_heads.is_multiple_of(num_kv_heads) {
+        true => Ok((num_heads, num_kv_heads)),
+        false => {
+            let expected = format!("a divisor of the {num_heads} attention heads");
+            Err(config.error(keys, expected))
+        }
+    }
+}
+
 /// The window of each layer: from `layer_types`, or in older files from Qwen's `max_window_layers`.
 fn sliding_windows(
     config: &Entries<'_>,
-    kind: &str,
+    is_qwen: bool,
     num_layers: usize,
 ) -> Result<Vec<Option<usize>>> {
     if config.get("sliding_window").is_none() {
@@ -206,12 +202,9 @@ fn sliding_windows(
         return windows.ok_or_else(|| config.error("layer_types", expected));
     }
     // As in transformers, Qwen's first layers see all tokens.
-    let first = match kind {
-        "qwen2" | "qwen3" | "qwen3_moe" => match config.get("max_window_layers") {
-            Some(Value::Number(n)) if n.as_u64() == Some(0) => 0,
-            _ => config.size("max_window_layers", 28)?,
-        },
-        _ => 0,
+    let first = match is_qwen {
+        true => config.count("max_window_layers")?.unwrap_or(28),
+        false => 0,
     };
     Ok((0..num_layers)
         .map(|layer| (layer >= first).then_some(window))
@@ -227,29 +220,21 @@ impl MoeConfig {
             _ => return Ok(None),
         };
         let num_experts = num_experts(config, experts)?;
-        let experts_per_token = config.size("num_experts_per_tok", per_token)?;
-        if experts_per_token > num_experts {
-            let expected = format!("at most the {num_experts} experts");
-            return Err(config.error("num_experts_per_tok", expected));
-        }
-        let (intermediate, normalize, mut dense_layers) = match names {
-            MoeNames::Mixtral => (config.size("intermediate_size", None)?, true, vec![]),
-            MoeNames::Qwen => {
-                let listed = config.token_ids("mlp_only_layers")?;
-                let listed = listed.into_iter().map(|layer| layer as usize).collect();
-                (
-                    config.size("moe_intermediate_size", None)?,
-                    config.flag("norm_topk_prob", false)?,
-                    listed,
-                )
-            }
+        let (intermediate, normalize, listed) = match names {
+            MoeNames::Mixtral => ("intermediate_size", true, vec![]),
+            MoeNames::Qwen => (
+                "moe_intermediate_size",
+                config.flag("norm_topk_prob", false)?,
+                config.token_ids("mlp_only_layers")?,
+            ),
         };
+        let mut dense_layers: Vec<_> = listed.into_iter().map(|layer| layer as usize).collect();
         let step = config.size("decoder_sparse_step", 1)?;
         dense_layers.extend((0..num_layers).filter(|layer| (layer + 1) % step != 0));
         Ok(Some(Self {
             num_experts,
-            experts_per_token,
-            intermediate_size: intermediate,
+            experts_per_token: config.size_up_to(num_experts, "num_experts_per_tok", per_token)?,
+            intermediate_size: config.size(intermediate, None)?,
             normalize,
             names,
             dense_layers,

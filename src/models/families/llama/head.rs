@@ -8,12 +8,12 @@ use candle_core::{D, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-/// Up to so many rows are multiplied with the table in its own dtype.
+/// Up to this many rows are multiplied by the table in the table's own dtype.
 const FEW_ROWS: usize = 8;
 
 #[derive(Debug, Fp8Module)]
 pub(super) enum Head {
-    /// `lm_head.weight`, in FP8 if the file stores it so.
+    /// `lm_head.weight`, in FP8 if the file stores it in FP8.
     Own(Linear),
     /// The embedding's table, `[vocab_size, hidden_size]`, in the dtype of the embedding.
     Tied(#[fp8(skip)] Tensor),

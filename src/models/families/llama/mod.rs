@@ -12,7 +12,7 @@ pub use config::{LlamaConfig, MoeConfig, MoeNames};
 
 use super::causal_lm::CausalLm;
 use crate::models::error::{Error, Result};
-use crate::models::layers::{KvCache, KvSizes, LayerCache, Rows, in_pool, token_rows};
+use crate::models::layers::{KvCache, KvScales, KvSizes, LayerCache, Rows, in_pool, token_rows};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
 use attention::{Attention, Call};
 use candle_core::{DType, Device, Module, Tensor};
@@ -178,28 +178,26 @@ impl Llama {
     /// If there is no memory for it, or a layer has neither one scale nor one per head.
     pub fn new_fp8_cache(&self, batch: usize, capacity: usize) -> Result<Option<KvCache>> {
         let layers = self.layers.iter();
-        let scales = layers.map(|layer| layer.attention.kv_scales().cloned());
-        let scales: Option<Vec<_>> = scales.collect();
-        let Some(scales) = scales else {
-            return Ok(None);
-        };
-        let scales = scales.into_iter().map(Some).collect();
-        KvCache::new(
-            self.sizes(batch, capacity),
-            scales,
-            self.dtype,
-            &self.device,
-        )
-        .map(Some)
+        let scales: Vec<_> = layers.map(|layer| layer.attention.scales.clone()).collect();
+        match scales.iter().all(Option::is_some) {
+            true => self.cache(batch, capacity, scales).map(Some),
+            false => Ok(None),
+        }
     }
 
-    fn sizes(&self, batch: usize, capacity: usize) -> KvSizes {
-        KvSizes {
+    fn cache(
+        &self,
+        batch: usize,
+        capacity: usize,
+        scales: Vec<Option<KvScales>>,
+    ) -> Result<KvCache> {
+        let sizes = KvSizes {
             batch,
             kv_heads: self.config.num_kv_heads,
             capacity,
             head_dim: self.config.head_dim,
-        }
+        };
+        KvCache::new(sizes, scales, self.dtype, &self.device)
     }
 
     /// Features of all tokens after the final norm.
@@ -208,9 +206,8 @@ impl Llama {
         let (batch, tokens) = ids.dims2()?;
         let rows = match &mut cache {
             None => vec![Rows {
-                start: 0,
                 count: batch,
-                seen: 0,
+                ..Rows::default()
             }],
             Some(cache) => {
                 cache.make_room(batch, tokens, self.layers.len())?;
@@ -251,7 +248,7 @@ impl CausalLm for Llama {
             let tokens = x.dim(1)?;
             if tokens == 0 {
                 return Err(Error::TokenIds {
-                    reason: "no token to go on from".into(),
+                    reason: "there is no token to continue from".into(),
                 });
             }
             let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
@@ -260,13 +257,7 @@ impl CausalLm for Llama {
     }
 
     fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        let scales = self.layers.iter().map(|_| None).collect();
-        KvCache::new(
-            self.sizes(batch, capacity),
-            scales,
-            self.dtype,
-            &self.device,
-        )
+        self.cache(batch, capacity, vec![None; self.layers.len()])
     }
 
     fn vocab_size(&self) -> usize {

@@ -1,5 +1,6 @@
 //! The configuration in Mistral's own `params.json`.
 
+use super::config::{MAX_LAYERS, heads};
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
 use crate::models::files::Entries;
@@ -19,17 +20,8 @@ impl LlamaConfig {
         let params = Entries::new(path.as_ref(), params);
         refuse_others(&params)?;
         let hidden_size = params.size("dim", None)?;
-        let num_layers = params.size("n_layers", None)?;
-        if num_layers > super::config::MAX_LAYERS {
-            let expected = format!("at most {}", super::config::MAX_LAYERS);
-            return Err(params.error("n_layers", expected));
-        }
-        let num_heads = params.size("n_heads", None)?;
-        let num_kv_heads = params.size("n_kv_heads", num_heads)?;
-        if num_heads % num_kv_heads != 0 {
-            let expected = format!("a divisor of the {num_heads} attention heads");
-            return Err(params.error("n_kv_heads", expected));
-        }
+        let num_layers = params.size_up_to(MAX_LAYERS, "n_layers", None)?;
+        let (num_heads, num_kv_heads) = heads(&params, "n_heads", "n_kv_heads")?;
         let head_dim = params.size("head_dim", (hidden_size / num_heads).max(1))?;
         if !head_dim.is_multiple_of(2) {
             return Err(params.error("head_dim", "an even number"));
@@ -60,7 +52,7 @@ impl LlamaConfig {
     }
 }
 
-/// Rejects entries that change a model's values and are not supported.
+/// Rejects unsupported entries that would change what the model computes.
 fn refuse_others(params: &Entries<'_>) -> Result<()> {
     for key in [
         "q_lora_rank",
@@ -71,22 +63,12 @@ fn refuse_others(params: &Entries<'_>) -> Result<()> {
         "llama_4_scaling",
         "ada_rms_norm_t_cond",
     ] {
-        if params.get(key).is_some() {
-            return Err(params.error(key, "null"));
-        }
+        params.only(key, Value::Null)?;
     }
-    if params.text("model_type", "transformer")? != "transformer" {
-        return Err(params.error("model_type", "transformer"));
-    }
-    if params.text("activation", "silu")? != "silu" {
-        return Err(params.error("activation", "silu"));
-    }
-    for (key, expected) in [("use_biases", false), ("causal", true)] {
-        if params.flag(key, expected)? != expected {
-            return Err(params.error(key, expected.to_string()));
-        }
-    }
-    Ok(())
+    params.only("model_type", "transformer")?;
+    params.only("activation", "silu")?;
+    params.only("use_biases", false)?;
+    params.only("causal", true)
 }
 
 fn rope(params: &Entries<'_>, head_dim: usize, positions: usize) -> Result<RopeConfig> {
@@ -117,11 +99,9 @@ fn rope(params: &Entries<'_>, head_dim: usize, positions: usize) -> Result<RopeC
 /// The window of each layer: one for all, or a repeated pattern.
 fn windows(params: &Entries<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
     let Some(Value::Array(pattern)) = params.get("sliding_window") else {
-        let window = match params.get("sliding_window") {
-            Some(_) => Some(params.size("sliding_window", None)?),
-            None => None,
-        };
-        return Ok(vec![window; num_layers]);
+        let window = params.get("sliding_window");
+        let window = window.map(|_| params.size("sliding_window", None));
+        return Ok(vec![window.transpose()?; num_layers]);
     };
     let window = |value: &Value| match value {
         Value::Null => Some(None),
@@ -162,19 +142,10 @@ fn mixture(
         return Err(moe.error("routed_scale", "1"));
     }
     let num_experts = moe.size("num_experts", None)?;
-    let experts_per_token = moe.size("num_experts_per_tok", None)?;
-    if experts_per_token > num_experts {
-        let expected = format!("at most the {num_experts} experts");
-        return Err(moe.error("num_experts_per_tok", expected));
-    }
-    let dense = match moe.get("first_k_dense_replace") {
-        Some(Value::Number(n)) if n.as_u64() == Some(0) => 0,
-        None => 0,
-        Some(_) => moe.size("first_k_dense_replace", None)?,
-    };
+    let dense = moe.count("first_k_dense_replace")?.unwrap_or(0);
     Ok(Some(MoeConfig {
         num_experts,
-        experts_per_token,
+        experts_per_token: moe.size_up_to(num_experts, "num_experts_per_tok", None)?,
         intermediate_size: moe.size("expert_hidden_dim", intermediate_size)?,
         normalize: true,
         names: MoeNames::Mixtral,
@@ -221,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_computed_is_refused_by_name() {
+    fn unsupported_entries_are_refused_by_name() {
         for (more, key) in [
             (json!({ "dim": null }), "dim is missing"),
             (json!({ "n_kv_heads": 3 }), "n_kv_heads is 3"),

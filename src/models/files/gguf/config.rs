@@ -13,7 +13,7 @@ impl GgufFile {
     /// The `config.json` of this model, as transformers reads it.
     ///
     /// # Errors
-    /// [`GgufError`] for metadata that are missing or that no `config.json` can tell.
+    /// [`GgufError`] for metadata that are missing or that a `config.json` cannot express.
     pub fn config(&self) -> Result<Value, GgufError> {
         let Dimensions {
             layers,
@@ -23,9 +23,8 @@ impl GgufFile {
             kv_heads,
             head_dim,
         } = self.dimensions;
-        let window = self
-            .metadata
-            .count(&self.metadata.key("attention.sliding_window"))?;
+        let metadata = &self.metadata;
+        let window = metadata.count(".attention.sliding_window")?;
         let window = window.filter(|&window| window > 0);
         let (class, model_type) = match self.architecture {
             // Only Mistral's models have a window.
@@ -34,15 +33,10 @@ impl GgufFile {
             Architecture::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
             Architecture::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
         };
-        let epsilon_key = self.metadata.key("attention.layer_norm_rms_epsilon");
-        let epsilon = match self.metadata.float(&epsilon_key)? {
-            Some(epsilon) if epsilon > 0.0 => epsilon,
-            _ => return Err(self.metadata.error(&epsilon_key, "a number above 0")),
-        };
-        let theta = self
-            .metadata
-            .float(&self.metadata.key("rope.freq_base"))?
-            .unwrap_or(10000.0);
+        let epsilon_key = ".attention.layer_norm_rms_epsilon";
+        let epsilon = metadata.float(epsilon_key)?.filter(|x| *x > 0.0);
+        let epsilon = epsilon.ok_or_else(|| metadata.error(epsilon_key, "a number above 0"))?;
+        let theta = metadata.float(".rope.freq_base")?.unwrap_or(10000.0);
         let mut config = Map::new();
         let mut set = |key: &str, value: Value| config.insert(key.to_string(), value);
         set("architectures", json!([class]));
@@ -58,7 +52,7 @@ impl GgufFile {
         set("rope_theta", json!(theta));
         set("vocab_size", json!(self.vocab_size));
         set("tie_word_embeddings", json!(!self.has("output.weight")));
-        if let Some(length) = self.metadata.count(&self.metadata.key("context_length"))? {
+        if let Some(length) = metadata.count(".context_length")? {
             set("max_position_embeddings", json!(length));
         }
         if let Some(scaling) = self.rope_scaling(theta)? {
@@ -67,8 +61,7 @@ impl GgufFile {
         if let Some(window) = window {
             set("sliding_window", json!(window));
         }
-        let is_qwen2 = self.architecture == Architecture::Qwen2;
-        if !is_qwen2 {
+        if self.architecture != Architecture::Qwen2 {
             set("attention_bias", json!(self.has("blk.0.attn_q.bias")));
         }
         if self.architecture == Architecture::Llama {
@@ -79,7 +72,7 @@ impl GgufFile {
             ("eos_token_id", "tokenizer.ggml.eos_token_id"),
             ("pad_token_id", "tokenizer.ggml.padding_token_id"),
         ] {
-            if let Some(id) = self.metadata.count(entry)? {
+            if let Some(id) = metadata.count(entry)? {
                 set(key, json!(id));
             }
         }
@@ -90,46 +83,31 @@ impl GgufFile {
         if self.has("rope_freqs.weight") {
             return self.llama3_scaling(theta).map(Some);
         }
-        let kind = self
-            .metadata
-            .text(&self.metadata.key("rope.scaling.type"))?;
-        let factor = self
-            .metadata
-            .float(&self.metadata.key("rope.scaling.factor"))?;
-        let original = self
-            .metadata
-            .count(&self.metadata.key("rope.scaling.original_context_length"))?;
-        match (kind, factor) {
-            (None | Some("none"), _) => Ok(None),
-            (Some("linear"), Some(factor)) => {
-                Ok(Some(json!({ "rope_type": "linear", "factor": factor })))
-            }
-            (Some("yarn"), Some(factor)) => {
-                let mut yarn = json!({ "rope_type": "yarn", "factor": factor });
-                if let Some(original) = original {
-                    yarn["original_max_position_embeddings"] = json!(original);
-                }
-                Ok(Some(yarn))
-            }
-            (Some("linear" | "yarn"), None) => {
-                let key = self.metadata.key("rope.scaling.factor");
-                Err(self.metadata.error(&key, "a number"))
-            }
-            (Some(kind), _) => Err(self
-                .metadata
-                .unsupported(format!("the rope scaling `{kind}`"))),
+        let metadata = &self.metadata;
+        let factor_key = ".rope.scaling.factor";
+        let kind = match metadata.text(".rope.scaling.type")? {
+            None | Some("none") => return Ok(None),
+            Some(kind @ ("linear" | "yarn")) => kind,
+            Some(kind) => return Err(metadata.unsupported(format!("the rope scaling `{kind}`"))),
+        };
+        let factor = metadata.float(factor_key)?;
+        let factor = factor.ok_or_else(|| metadata.error(factor_key, "a number"))?;
+        let mut scaling = json!({ "rope_type": kind, "factor": factor });
+        let original = metadata.count(".rope.scaling.original_context_length")?;
+        if let (Some(original), "yarn") = (original, kind) {
+            scaling["original_max_position_embeddings"] = json!(original);
         }
+        Ok(Some(scaling))
     }
 
     /// Files have the factors of Llama 3 as a table only. The largest is the `factor`; the other settings are the same in
     /// all of Meta's models, which the table is compared with.
     fn llama3_scaling(&self, theta: f64) -> Result<Value, GgufError> {
         let stored = self.stored_f32("rope_freqs.weight")?;
-        let fault = |source| self.tensor_error("rope_freqs.weight", source);
         let table = stored
             .flatten_all()
-            .and_then(|table| table.to_vec1::<f32>());
-        let table = table.map_err(fault)?;
+            .and_then(|table| table.to_vec1::<f32>())
+            .map_err(|source| self.tensor_error("rope_freqs.weight", source))?;
         let (low, high, original) = (1.0f64, 4.0f64, 8192.0f64);
         let factor = table.iter().copied().fold(1f32, f32::max);
         let head_dim = self.dimensions.head_dim;

@@ -2,7 +2,7 @@
 
 use super::GgufError;
 use super::metadata::{Dimensions, Metadata};
-use super::names::{self, Architecture, Rows, Target};
+use super::names::{self, Architecture};
 use super::scan;
 use crate::read::open_regular;
 use candle_core::quantized::gguf_file::Content;
@@ -34,8 +34,8 @@ pub struct GgufFile {
     pub(super) architecture: Architecture,
     pub(super) dimensions: Dimensions,
     pub(super) vocab_size: usize,
-    /// By the names of transformers: the name in the file and the order of rows.
-    tensors: BTreeMap<String, (String, Rows)>,
+    /// The names in the file, by the names of transformers.
+    tensors: BTreeMap<String, String>,
 }
 
 impl GgufFile {
@@ -82,44 +82,36 @@ impl GgufFile {
     /// Checks the names and shapes of all tensors, and notes them under their names in transformers.
     fn index(&mut self) -> Result<(), GgufError> {
         let hidden = self.dimensions.hidden;
-        let embedding = self.stored_shape("token_embd.weight").to_vec();
-        let [vocab_size, width] = embedding[..] else {
-            let expected = format!("[tokens, {hidden}]");
-            return Err(self.shape_error("token_embd.weight", embedding, expected));
+        let vocab_size = match *self.stored_shape("token_embd.weight") {
+            [vocab_size, width] if width == hidden => vocab_size,
+            _ => return Err(self.shape_error("token_embd.weight", format!("[tokens, {hidden}]"))),
         };
-        if width != hidden {
-            let expected = format!("[tokens, {hidden}]");
-            return Err(self.shape_error("token_embd.weight", embedding, expected));
-        }
         let mut tensors = BTreeMap::new();
         for (name, info) in &self.content.tensor_infos {
-            let Some(Target { name: target, rows }) =
-                names::target(name, self.architecture, self.path())?
-            else {
+            let Some(target) = names::target(name, self.architecture, self.path())? else {
                 continue;
             };
             if let Some(expected) = self.expected_shape(&target, vocab_size)
                 && info.shape.dims() != expected
             {
-                let actual = info.shape.dims().to_vec();
-                return Err(self.shape_error(name, actual, format!("{expected:?}")));
+                return Err(self.shape_error(name, format!("{expected:?}")));
             }
-            tensors.insert(target, (name.clone(), rows));
+            tensors.insert(target, name.clone());
         }
         for layer in 0..self.dimensions.layers {
             for part in names::LAYER_PARTS {
                 let name = format!("blk.{layer}.{part}.weight");
                 if !self.has(&name) {
-                    return Err(self.shape_error(&name, vec![], "a weight".to_string()));
+                    return Err(self.shape_error(&name, "a weight".to_string()));
                 }
             }
         }
         if !self.has("output_norm.weight") {
-            return Err(self.shape_error("output_norm.weight", vec![], format!("[{hidden}]")));
+            return Err(self.shape_error("output_norm.weight", format!("[{hidden}]")));
         }
         let beyond = format!("model.layers.{}.", self.dimensions.layers);
         let mut stored = tensors.iter();
-        if let Some((_, (name, _))) = stored.find(|(name, _)| name.starts_with(&beyond)) {
+        if let Some((_, name)) = stored.find(|(name, _)| name.starts_with(&beyond)) {
             return Err(GgufError::UnknownTensor {
                 path: self.path().to_path_buf(),
                 tensor: name.clone(),
@@ -137,7 +129,7 @@ impl GgufFile {
         info.map_or(&[], |info| info.shape.dims())
     }
 
-    /// By the name in transformers.
+    /// The shape that the tensor of this name in transformers must have.
     fn expected_shape(&self, name: &str, vocab_size: usize) -> Option<Vec<usize>> {
         let Dimensions {
             hidden,
@@ -164,13 +156,18 @@ impl GgufFile {
         })
     }
 
-    fn shape_error(&self, tensor: &str, actual: Vec<usize>, expected: String) -> GgufError {
+    fn shape_error(&self, tensor: &str, expected: String) -> GgufError {
         GgufError::Shape {
             path: self.path().to_path_buf(),
             tensor: tensor.to_string(),
-            actual,
+            actual: self.stored_shape(tensor).to_vec(),
             expected,
         }
+    }
+
+    pub(super) fn broken(&self, reason: String) -> GgufError {
+        let path = self.path().to_path_buf();
+        GgufError::Broken { path, reason }
     }
 
     pub(super) fn tensor_error(&self, tensor: &str, source: candle_core::Error) -> GgufError {
@@ -181,14 +178,14 @@ impl GgufFile {
         }
     }
 
-    /// Whether the file has a tensor of this name of its own.
+    /// Whether the file has a tensor of this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.content.tensor_infos.contains_key(name)
     }
 
     /// A tensor by its name in the file, dequantized on the CPU.
     pub(super) fn stored_f32(&self, name: &str) -> Result<Tensor, GgufError> {
-        // A thread that panicked here leaves nothing half done: each read begins with a seek.
+        // The file is usable after a panic of another thread: each read begins with a seek.
         let mut file = self
             .file
             .lock()
@@ -204,37 +201,34 @@ impl GgufFile {
         &self.metadata.path
     }
 
-    /// The names of all tensors as transformers calls them, sorted. Tied embeddings have one name.
+    /// The names of all tensors in transformers, sorted. Tied embeddings have one name.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
     /// The shape of a tensor, by the name in transformers.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let (stored, _) = self.tensors.get(name)?;
-        Some(self.stored_shape(stored))
+        self.tensors.get(name).map(|name| self.stored_shape(name))
     }
 
-    /// A tensor by the name in transformers, dequantized, its rows in the order that transformers has.
+    /// A tensor by the name in transformers, dequantized, its rows in transformers' order.
     ///
     /// # Errors
     /// [`GgufError::Tensor`], also for a name that is not there.
     pub fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, GgufError> {
-        let Some((stored, rows)) = self.tensors.get(name) else {
-            let source = candle_core::Error::CannotFindTensor {
-                path: name.to_string(),
-            };
+        let Some(stored) = self.tensors.get(name) else {
+            let path = name.to_string();
+            let source = candle_core::Error::CannotFindTensor { path };
             return Err(self.tensor_error(name, source));
         };
         let tensor = self.stored_f32(stored)?;
-        let is_query = name.contains("q_proj");
-        let heads = match is_query {
+        let heads = match name.contains("q_proj") {
             true => self.dimensions.heads,
             false => self.dimensions.kv_heads,
         };
-        let ordered = match rows {
-            Rows::AsStored => Ok(tensor),
-            Rows::PerHead => names::unpermute(&tensor, heads),
+        let ordered = match self.architecture.permutes(name) {
+            true => names::unpermute(&tensor, heads),
+            false => Ok(tensor),
         };
         ordered
             .and_then(|tensor| tensor.to_dtype(dtype)?.to_device(device))

@@ -34,13 +34,14 @@ impl Architecture {
         }
     }
 
-    /// Llama's files store rows for rotary positions over neighbouring elements; transformers rotates the two halves of a head.
-    fn is_permuted(self) -> bool {
-        self == Self::Llama
+    /// Whether the rows of a tensor, named as in transformers, have another order in the file: Llama's files store queries and keys for
+    /// rotary positions over neighbouring elements; transformers rotates the two halves of a head.
+    pub(super) fn permutes(self, name: &str) -> bool {
+        self == Self::Llama && (name.contains(".q_proj.") || name.contains(".k_proj."))
     }
 }
 
-/// Parts of which every layer has a weight.
+/// Parts of a layer that must have a weight.
 pub(super) const LAYER_PARTS: [&str; 9] = [
     "attn_norm",
     "attn_q",
@@ -53,42 +54,21 @@ pub(super) const LAYER_PARTS: [&str; 9] = [
     "ffn_down",
 ];
 
-/// The order of a tensor's rows in the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rows {
-    AsStored,
-    /// Permuted within each head: queries and keys.
-    PerHead,
-}
-
-/// The tensor of transformers that a tensor of the file becomes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) name: String,
-    pub(super) rows: Rows,
-}
-
 /// Translates a name of the file; `None` for tables that are part of the configuration, not weights.
 pub(super) fn target(
     name: &str,
     architecture: Architecture,
     path: &Path,
-) -> Result<Option<Target>, GgufError> {
+) -> Result<Option<String>, GgufError> {
     let unknown = || GgufError::UnknownTensor {
         path: path.to_path_buf(),
         tensor: name.to_string(),
         architecture: architecture.name(),
     };
-    let plain = |name: &str| {
-        Ok(Some(Target {
-            name: name.to_string(),
-            rows: Rows::AsStored,
-        }))
-    };
     match name {
-        "token_embd.weight" => return plain("model.embed_tokens.weight"),
-        "output_norm.weight" => return plain("model.norm.weight"),
-        "output.weight" => return plain("lm_head.weight"),
+        "token_embd.weight" => return Ok(Some("model.embed_tokens.weight".into())),
+        "output_norm.weight" => return Ok(Some("model.norm.weight".into())),
+        "output.weight" => return Ok(Some("lm_head.weight".into())),
         "rope_freqs.weight" => return Ok(None),
         _ => {}
     }
@@ -115,14 +95,7 @@ pub(super) fn target(
     if kind != "weight" && !(kind == "bias" && has_bias) {
         return Err(unknown());
     }
-    let is_query_or_key = matches!(part, "attn_q" | "attn_k");
-    Ok(Some(Target {
-        name: format!("model.layers.{layer}.{module}.{kind}"),
-        rows: match architecture.is_permuted() && is_query_or_key {
-            true => Rows::PerHead,
-            false => Rows::AsStored,
-        },
-    }))
+    Ok(Some(format!("model.layers.{layer}.{module}.{kind}")))
 }
 
 /// Undoes llama.cpp's permutation of the rows of queries and keys: within a head, row `2 i + half` of the file is row
@@ -143,22 +116,16 @@ mod tests {
     use candle_core::Device;
 
     #[test]
-    fn names_are_those_of_transformers() -> Result<(), GgufError> {
+    fn names_become_those_of_transformers() -> Result<(), GgufError> {
         let path = Path::new("m.gguf");
-        let name = |name, architecture| -> Result<_, GgufError> {
-            Ok(target(name, architecture, path)?.map(|target| (target.name, target.rows)))
-        };
-        let of = |name: &str, rows| Some((name.to_string(), rows));
-        let q = "blk.3.attn_q.bias";
-        let expected = "model.layers.3.self_attn.q_proj.bias";
-        assert_eq!(name(q, Architecture::Llama)?, of(expected, Rows::PerHead));
-        assert_eq!(name(q, Architecture::Qwen2)?, of(expected, Rows::AsStored));
+        let name = |name, architecture| target(name, architecture, path);
+        let q = name("blk.3.attn_q.bias", Architecture::Qwen2)?.expect("a name");
+        assert_eq!(q, "model.layers.3.self_attn.q_proj.bias");
+        assert!(Architecture::Llama.permutes(&q) && !Architecture::Qwen2.permutes(&q));
         let norm = "blk.0.attn_k_norm.weight";
         let expected = "model.layers.0.self_attn.k_norm.weight";
-        assert_eq!(
-            name(norm, Architecture::Qwen3)?,
-            of(expected, Rows::AsStored)
-        );
+        assert_eq!(name(norm, Architecture::Qwen3)?.as_deref(), Some(expected));
+        assert!(!Architecture::Llama.permutes(expected));
         assert_eq!(name("rope_freqs.weight", Architecture::Llama)?, None);
         let unknown = [
             norm,
@@ -176,7 +143,7 @@ mod tests {
 
     #[test]
     fn rows_of_a_head_come_back_in_halves() -> candle_core::Result<()> {
-        // Two heads of four rows: the file has 0 2 1 3 of what transformers calls 0 1 2 3.
+        // Two heads of four rows: the file stores rows 0 1 2 3 in the order 0 2 1 3.
         let file = Tensor::new(&[0f32, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0], &Device::Cpu)?;
         let rows = unpermute(&file, 2)?.to_vec1::<f32>()?;
         assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);

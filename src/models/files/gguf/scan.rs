@@ -11,10 +11,10 @@ use std::path::Path;
 const MAGIC: [u8; 4] = *b"GGUF";
 /// Depth of nested arrays; real files have none.
 const MAX_DEPTH: usize = 4;
-/// The most header entries, and bytes of a string; the largest vocabularies have some 300 thousand entries.
+/// The maximum number of header entries, and of bytes in a string; the largest vocabularies have some 300 thousand entries.
 const MAX_COUNT: u64 = 1 << 26;
 
-/// The most values in all arrays together. Each takes some 30 bytes of memory; the largest vocabularies have one million.
+/// The maximum number of values in all arrays together. A value takes some 30 bytes of memory; the largest vocabularies have one million.
 const MAX_VALUES: u64 = 1 << 22;
 
 /// Tensor types that candle reads: number, elements per block, bytes per block.
@@ -36,7 +36,7 @@ const READ_TYPES: [(u32, u64, u64); 15] = [
     (30, 1, 2),     // BF16
 ];
 
-/// Other types, for messages.
+/// Types that candle does not read, for messages.
 const OTHER_TYPES: [(u32, &str); 26] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -83,12 +83,9 @@ pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError
     let mut names = HashSet::new();
     let mut places = vec![];
     for entry in &entries {
-        let broken = |reason: String| GgufError::Broken {
-            path: path.to_path_buf(),
-            reason: format!("tensor `{}`: {reason}", entry.name),
-        };
+        let broken = |reason: String| header.broken(format!("tensor `{}`: {reason}", entry.name));
         if !names.insert(&entry.name) {
-            return Err(broken("the name stands twice".to_string()));
+            return broken("the name occurs twice".to_string());
         }
         let known = READ_TYPES.iter().find(|(id, ..)| *id == entry.stored);
         let Some((_, block, bytes)) = known else {
@@ -98,43 +95,33 @@ pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError
                 stored: type_name(entry.stored),
             });
         };
-        let elements = entry
-            .dims
-            .iter()
-            .try_fold(1u64, |n, dim| n.checked_mul(*dim));
-        let row = entry.dims.first().copied().unwrap_or(1);
+        let mut dims = entry.dims.iter();
+        let elements = dims.try_fold(1u64, |n, dim| n.checked_mul(*dim));
         let Some(elements) = elements.filter(|n| *n > 0) else {
-            return Err(broken(format!("the shape {:?} cannot be", entry.dims)));
+            return broken(format!("the shape {:?} is invalid", entry.dims));
         };
+        let row = entry.dims.first().copied().unwrap_or(1);
         if row % block != 0 {
-            return Err(broken(format!("rows of {row} are no multiple of {block}")));
+            return broken(format!("rows of {row} are not a multiple of {block}"));
         }
-        let end = (elements / block)
-            .checked_mul(*bytes)
-            .and_then(|size| size.checked_add(entry.offset));
-        let in_file = |end: &u64| {
-            let end = end.checked_add(start);
-            end.is_some_and(|end| end <= header.size)
+        let offset = entry.offset;
+        let size = (elements / block).checked_mul(*bytes);
+        let end = size.and_then(|size| size.checked_add(offset));
+        let in_file = |end: &u64| end.checked_add(start).is_some_and(|end| end <= header.size);
+        let Some(end) = end.filter(|end| offset % alignment == 0 && in_file(end)) else {
+            return broken(format!(
+                "{elements} elements at offset {offset} do not lie within the file"
+            ));
         };
-        let Some(end) = end.filter(|end| entry.offset % alignment == 0 && in_file(end)) else {
-            let text = format!(
-                "{elements} elements at offset {} do not lie within the file",
-                entry.offset
-            );
-            return Err(broken(text));
-        };
-        places.push((entry.offset, end, &entry.name));
+        places.push((offset, end, &entry.name));
     }
     places.sort_unstable();
     for pair in places.windows(2) {
         let ((_, end, first), (offset, _, second)) = (pair[0], pair[1]);
         if offset < end {
-            return Err(GgufError::Broken {
-                path: path.to_path_buf(),
-                reason: format!(
-                    "tensor `{second}` begins at offset {offset}, within tensor `{first}`, which ends at {end}"
-                ),
-            });
+            return header.broken(format!(
+                "tensor `{second}` begins at offset {offset}, within tensor `{first}`, which ends at {end}"
+            ));
         }
     }
     Ok(())
@@ -187,10 +174,13 @@ impl<'a, R: Read + Seek> Header<'a, R> {
 
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], GgufError> {
         let mut bytes = [0; N];
-        self.reader
-            .read_exact(&mut bytes)
-            .map_err(io_error(self.path))?;
+        self.fill(&mut bytes)?;
         Ok(bytes)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), GgufError> {
+        let read = self.reader.read_exact(bytes);
+        read.map_err(io_error(self.path))
     }
 
     fn u32(&mut self) -> Result<u32, GgufError> {
@@ -212,34 +202,21 @@ impl<'a, R: Read + Seek> Header<'a, R> {
     fn string(&mut self) -> Result<String, GgufError> {
         let length = self.count("bytes of a text")?;
         let mut bytes = vec![0; length as usize];
-        self.reader
-            .read_exact(&mut bytes)
-            .map_err(io_error(self.path))?;
+        self.fill(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Skips a value; returns it if it is a small unsigned integer.
     fn value(&mut self, kind: u32, depth: usize) -> Result<Option<u64>, GgufError> {
-        let number = match kind {
-            0 => Some(self.bytes::<1>()?[0].into()),
-            1 | 7 => {
-                self.bytes::<1>()?;
-                None
-            }
-            2 => Some(u16::from_le_bytes(self.bytes()?).into()),
-            3 => {
-                self.bytes::<2>()?;
-                None
-            }
-            4 => Some(self.u32()?.into()),
-            5 | 6 => {
-                self.bytes::<4>()?;
-                None
-            }
-            8 => {
-                self.string()?;
-                None
-            }
+        match kind {
+            0 => Ok(Some(self.bytes::<1>()?[0].into())),
+            2 => Ok(Some(u16::from_le_bytes(self.bytes()?).into())),
+            4 => Ok(Some(self.u32()?.into())),
+            1 | 7 => self.bytes::<1>().map(|_| None),
+            3 => self.bytes::<2>().map(|_| None),
+            5 | 6 => self.bytes::<4>().map(|_| None),
+            10..=12 => self.bytes::<8>().map(|_| None),
+            8 => self.string().map(|_| None),
             9 if depth < MAX_DEPTH => {
                 let kind = self.u32()?;
                 let count = self.count("values of an array")?;
@@ -253,21 +230,16 @@ impl<'a, R: Read + Seek> Header<'a, R> {
                 for _ in 0..count {
                     self.value(kind, depth + 1)?;
                 }
-                None
+                Ok(None)
             }
-            10..=12 => {
-                self.bytes::<8>()?;
-                None
-            }
-            _ => return self.broken(format!("a value of kind {kind}")),
-        };
-        Ok(number)
+            _ => self.broken(format!("a value of kind {kind}")),
+        }
     }
 
     /// The tensors and the alignment of their data.
     fn read(&mut self) -> Result<(Vec<Entry>, u64), GgufError> {
         if self.bytes()? != MAGIC {
-            return self.broken("this is no GGUF file".to_string());
+            return self.broken("this is not a GGUF file".to_string());
         }
         let version = self.u32()?;
         if !(2..=3).contains(&version) {
@@ -284,11 +256,14 @@ impl<'a, R: Read + Seek> Header<'a, R> {
             if key == "general.alignment" {
                 alignment = match value {
                     Some(value) if value.is_power_of_two() => value,
-                    _ => return self.broken("`general.alignment` is no power of two".to_string()),
+                    _ => {
+                        return self
+                            .broken("`general.alignment` is not a power of two".to_string());
+                    }
                 };
             }
             if let Some(key) = keys.replace(key) {
-                return self.broken(format!("the entry `{key}` stands twice"));
+                return self.broken(format!("the entry `{key}` occurs twice"));
             }
         }
         let mut entries = vec![];

@@ -2,6 +2,7 @@
 
 use super::GgufError;
 use super::file::GgufFile;
+use super::metadata::integer;
 use serde_json::{Map, Value, json};
 
 /// Patterns that split a text before its bytes are merged, by `tokenizer.ggml.pre`.
@@ -26,20 +27,17 @@ impl GgufFile {
             value: value.to_string(),
             known,
         };
-        let missing = |key: &str| self.metadata.error(key, "a text");
+        let text = |key| {
+            let text = self.metadata.text(key)?;
+            text.ok_or_else(|| self.metadata.error(key, "a text"))
+        };
         let model_key = "tokenizer.ggml.model";
-        let model = self
-            .metadata
-            .text(model_key)?
-            .ok_or_else(|| missing(model_key))?;
+        let model = text(model_key)?;
         if model != "gpt2" {
             return Err(unsupported(model_key, model, "gpt2 (byte-level BPE)"));
         }
         let pre_key = "tokenizer.ggml.pre";
-        let pre = self
-            .metadata
-            .text(pre_key)?
-            .ok_or_else(|| missing(pre_key))?;
+        let pre = text(pre_key)?;
 
         let byte_level = |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
         let split = |pattern: &str| {
@@ -103,7 +101,7 @@ impl GgufFile {
                 config[key] = json!(text);
             }
         }
-        if let Some(length) = self.metadata.count(&self.metadata.key("context_length"))? {
+        if let Some(length) = self.metadata.count(".context_length")? {
             config["model_max_length"] = json!(length);
         }
         if let Some(template) = self.metadata.text("tokenizer.chat_template")? {
@@ -118,67 +116,55 @@ impl GgufFile {
     /// As [`GgufFile::tokenizer_json`].
     pub(crate) fn tokenizer(&self) -> Result<tokenizers::Tokenizer, GgufError> {
         let json = self.tokenizer_json()?.to_string();
-        tokenizers::Tokenizer::from_bytes(json).map_err(|error| GgufError::Broken {
-            path: self.path().to_path_buf(),
-            reason: format!("the tokenizer: {error}"),
-        })
+        tokenizers::Tokenizer::from_bytes(json)
+            .map_err(|error| self.broken(format!("the tokenizer: {error}")))
     }
 
     fn vocabulary(&self, tokens: &[&str]) -> Result<Map<String, Value>, GgufError> {
         let mut vocab = Map::new();
         for (id, token) in tokens.iter().enumerate() {
             if let Some(other) = vocab.insert((*token).to_string(), json!(id)) {
-                return Err(GgufError::Broken {
-                    path: self.path().to_path_buf(),
-                    reason: format!("tokens {other} and {id} are both `{token}`"),
-                });
+                return Err(self.broken(format!("tokens {other} and {id} are both `{token}`")));
             }
         }
         if tokens.len() > self.vocab_size {
-            return Err(GgufError::Broken {
-                path: self.path().to_path_buf(),
-                reason: format!(
-                    "{} tokens have a text, and `token_embd.weight` has {} rows",
-                    tokens.len(),
-                    self.vocab_size
-                ),
-            });
+            return Err(self.broken(format!(
+                "{} tokens have a text, and `token_embd.weight` has {} rows",
+                tokens.len(),
+                self.vocab_size
+            )));
         }
         Ok(vocab)
     }
 
     fn merges(&self, vocab: &Map<String, Value>) -> Result<Vec<[&str; 2]>, GgufError> {
         let merges = self.metadata.texts("tokenizer.ggml.merges")?;
-        let pair = |merge: &&'_ str| -> Option<()> {
-            let (left, right) = merge.split_once(' ')?;
-            let known = vocab.contains_key(left)
-                && vocab.contains_key(right)
-                && vocab.contains_key(&format!("{left}{right}"));
-            known.then_some(())
-        };
-        if let Some(merge) = merges.iter().find(|merge| pair(merge).is_none()) {
-            return Err(GgufError::Broken {
-                path: self.path().to_path_buf(),
-                reason: format!("the merge `{merge}` is of tokens that are not there"),
+        let pairs = merges.into_iter().map(|merge| {
+            let pair = merge.split_once(' ').filter(|(left, right)| {
+                vocab.contains_key(*left)
+                    && vocab.contains_key(*right)
+                    && vocab.contains_key(&format!("{left}{right}"))
             });
-        }
-        let pairs = merges.iter().filter_map(|merge| merge.split_once(' '));
-        Ok(pairs.map(|(left, right)| [left, right]).collect())
+            match pair {
+                Some((left, right)) => Ok([left, right]),
+                None => Err(self.broken(format!(
+                    "the merge `{merge}` joins tokens that are not in the vocabulary"
+                ))),
+            }
+        });
+        pairs.collect()
     }
 
     fn added_tokens(&self, tokens: &[&str]) -> Result<Vec<Value>, GgufError> {
         let key = "tokenizer.ggml.token_type";
-        let kinds = match self.metadata.entries.contains_key(key) {
-            true => self.metadata.array(key)?,
-            false => &[],
-        };
+        let kinds = self.metadata.array(key)?.unwrap_or_default();
         if !kinds.is_empty() && kinds.len() != tokens.len() {
             return Err(self.metadata.error(key, "one kind per token"));
         }
         let mut added = vec![];
         for (id, (kind, token)) in kinds.iter().zip(tokens).enumerate() {
-            let kind = kind.to_i32().map(i64::from).or_else(|_| kind.to_i64());
-            let kind = kind.map_err(|_| self.metadata.error(key, "an array of numbers"))?;
+            let kind = integer(kind);
+            let kind = kind.ok_or_else(|| self.metadata.error(key, "an array of numbers"))?;
             if kind == CONTROL || kind == USER_DEFINED {
                 added.push(json!({
                     "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
@@ -195,44 +181,36 @@ impl GgufFile {
         entry: &str,
         tokens: &[&'a str],
     ) -> Result<Option<(usize, &'a str)>, GgufError> {
-        match self.metadata.count(entry)? {
-            None => Ok(None),
-            Some(id) => match tokens.get(id) {
-                Some(text) => Ok(Some((id, *text))),
-                None => Err(self.metadata.error(entry, "the number of a token")),
-            },
-        }
+        let Some(id) = self.metadata.count(entry)? else {
+            return Ok(None);
+        };
+        let text = tokens.get(id).map(|text| Some((id, *text)));
+        text.ok_or_else(|| self.metadata.error(entry, "the number of a token"))
     }
 
     /// The tokens that the file adds before and after a text.
     fn post_processor(&self, tokens: &[&str]) -> Result<Value, GgufError> {
         let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true });
-        let mut around = [None, None];
-        for (slot, (flag, entry)) in around.iter_mut().zip([
-            (
-                "tokenizer.ggml.add_bos_token",
-                "tokenizer.ggml.bos_token_id",
-            ),
-            (
-                "tokenizer.ggml.add_eos_token",
-                "tokenizer.ggml.eos_token_id",
-            ),
-        ]) {
-            // If the file does not say, Llama 3's texts begin with its bos token.
-            let by_default = slot.is_none()
-                && flag == "tokenizer.ggml.add_bos_token"
-                && matches!(
-                    self.metadata.text("tokenizer.ggml.pre")?,
-                    Some("llama-bpe" | "llama3" | "llama-v3")
-                );
-            if self.metadata.flag(flag)?.unwrap_or(by_default) {
-                *slot = Some(
-                    self.special(entry, tokens)?
-                        .ok_or_else(|| self.metadata.error(entry, "the number of a token"))?,
-                );
+        let added = |flag: &str, entry: &str, by_default: bool| {
+            if !self.metadata.flag(flag)?.unwrap_or(by_default) {
+                return Ok(None);
             }
-        }
-        let [bos, eos] = around;
+            let token = self.special(entry, tokens)?.map(Some);
+            token.ok_or_else(|| self.metadata.error(entry, "the number of a token"))
+        };
+        // If the file does not say, Llama 3's texts begin with its bos token.
+        let pre = self.metadata.text("tokenizer.ggml.pre")?;
+        let llama3 = matches!(pre, Some("llama-bpe" | "llama3" | "llama-v3"));
+        let bos = added(
+            "tokenizer.ggml.add_bos_token",
+            "tokenizer.ggml.bos_token_id",
+            llama3,
+        )?;
+        let eos = added(
+            "tokenizer.ggml.add_eos_token",
+            "tokenizer.ggml.eos_token_id",
+            false,
+        )?;
         if bos.is_none() && eos.is_none() {
             return Ok(byte_level);
         }

@@ -1,4 +1,4 @@
-//! Memory that grows with the tokens, and parts of a batch as caches of their own.
+//! Grows the memory with the tokens, and lends some rows of a batch as a separate cache.
 
 use super::{KvCache, KvSizes, Rows};
 use crate::models::error::{Error, Result};
@@ -7,19 +7,18 @@ use candle_core::Tensor;
 impl KvCache {
     /// Makes room for `tokens` more of `batch` sequences.
     pub(crate) fn make_room(&mut self, batch: usize, tokens: usize, layers: usize) -> Result<()> {
-        if self.layers.len() != layers {
-            return Err(Error::CacheMismatch {
-                what: "a model of layers:",
-                got: self.layers.len().to_string(),
-                expected: layers.to_string(),
-            });
-        }
-        if self.sizes.batch != batch {
-            return Err(Error::CacheMismatch {
-                what: "a batch of",
-                got: self.sizes.batch.to_string(),
-                expected: batch.to_string(),
-            });
+        for (what, got, expected) in [
+            ("a model of layers:", self.layers.len(), layers),
+            ("a batch of", self.sizes.batch, batch),
+        ] {
+            if got != expected {
+                let (got, expected) = (got.to_string(), expected.to_string());
+                return Err(Error::CacheMismatch {
+                    what,
+                    got,
+                    expected,
+                });
+            }
         }
         let len = self.len();
         if tokens > self.sizes.capacity - len {
@@ -34,7 +33,7 @@ impl KvCache {
 
     /// Tokens that memory is allocated for.
     fn allocated(&self) -> usize {
-        let dims = self.layers.first().map(|layer| layer.k.dims());
+        let dims = self.layers.first().map(|layer| layer.k.stored.dims());
         dims.map_or(self.sizes.capacity, |dims| dims[2])
     }
 
@@ -50,11 +49,11 @@ impl KvCache {
             ..self.sizes
         };
         if let Some(layer) = self.layers.first() {
-            sizes.check_memory(self.layers.len(), layer.k.dtype())?;
+            sizes.check_memory(self.layers.len(), layer.k.stored.dtype())?;
         }
         // A layer is freed before the next one grows.
         for layer in &mut self.layers {
-            for side in [&mut layer.k, &mut layer.v] {
+            for side in [&mut layer.k.stored, &mut layer.v.stored] {
                 let mut dims = side.dims().to_vec();
                 dims[2] = capacity;
                 let wide = Tensor::zeros(dims, side.dtype(), side.device())?;
@@ -67,25 +66,20 @@ impl KvCache {
 
     /// Groups neighbouring rows that have seen the same number of tokens.
     pub(crate) fn rows(&self) -> Vec<Rows> {
-        let mut all: Vec<Rows> = vec![];
-        for (start, &seen) in self.seen.iter().enumerate() {
-            match all.last_mut() {
-                Some(last) if last.seen == seen => last.count += 1,
-                _ => all.push(Rows {
-                    start,
-                    count: 1,
-                    seen,
-                }),
+        if self.seen.is_empty() {
+            return vec![Rows::default()];
+        }
+        let mut start = 0;
+        let groups = self.seen.chunk_by(|a, b| a == b).map(|group| {
+            let (count, seen) = (group.len(), group[0]);
+            start += count;
+            Rows {
+                start: start - count,
+                count,
+                seen,
             }
-        }
-        if all.is_empty() {
-            all.push(Rows {
-                start: 0,
-                count: 0,
-                seen: 0,
-            });
-        }
-        all
+        });
+        groups.collect()
     }
 
     /// A cache of `count` rows from `start` that shares this one's memory. It must not outgrow the memory allocated here;

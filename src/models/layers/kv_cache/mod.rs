@@ -1,8 +1,8 @@
-//! Keys and values of the tokens seen so far, with room that grows up to a fixed number of them.
+//! Keys and values of the tokens seen so far.
 
 mod growth;
 
-use super::layer_cache::{KvScales, LayerCache};
+use super::layer_cache::{KvScales, LayerCache, Side};
 use crate::models::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -39,7 +39,7 @@ impl KvSizes {
 }
 
 /// Rows of a batch that have seen the same number of tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub(crate) start: usize,
     pub(crate) count: usize,
@@ -73,13 +73,13 @@ pub(crate) struct Rows {
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
-    /// With the capacity that the cache may grow to; [`KvCache::allocated`] is what it has.
+    /// With the capacity that the cache may grow to; [`KvCache::allocated`] is its present one.
     sizes: KvSizes,
     /// Tokens seen of each sequence.
     seen: Vec<usize>,
 }
 
-/// Tokens that a new cache has memory for.
+/// A new cache has memory for this many tokens at most.
 const FIRST: usize = 64;
 
 impl KvCache {
@@ -90,43 +90,38 @@ impl KvCache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let first = KvSizes {
-            capacity: sizes.capacity.min(FIRST),
-            ..sizes
-        };
         // Checks the full capacity: a cache that can never fit fails before anything is computed.
         sizes.check_memory(scales.len(), dtype)?;
-        let layers = scales.into_iter().map(|scales| {
+        let KvSizes {
+            batch,
+            kv_heads,
+            capacity,
+            head_dim,
+        } = sizes;
+        let shape = (batch, kv_heads, capacity.min(FIRST), head_dim);
+        let side = |scales: Option<Vec<f32>>| {
             let dtype = if scales.is_some() { DType::U8 } else { dtype };
-            let zeros = || {
-                let KvSizes {
-                    batch,
-                    kv_heads,
-                    capacity,
-                    head_dim,
-                } = first;
-                Tensor::zeros((batch, kv_heads, capacity, head_dim), dtype, device)
+            let dequant_scales = match scales {
+                Some(scales) if scales.len() == 1 => Some(vec![scales[0]; kv_heads]),
+                Some(scales) if scales.len() != kv_heads => {
+                    return Err(Error::CacheMismatch {
+                        what: "scales of heads of keys and values:",
+                        got: scales.len().to_string(),
+                        expected: format!("1 or {kv_heads}"),
+                    });
+                }
+                scales => scales,
             };
-            let wide = |scales: Vec<f32>| match *scales.as_slice() {
-                [one] => Ok(vec![one; sizes.kv_heads]),
-                _ if scales.len() == sizes.kv_heads => Ok(scales),
-                _ => Err(Error::CacheMismatch {
-                    what: "scales of heads of keys and values:",
-                    got: scales.len().to_string(),
-                    expected: format!("1 or {}", sizes.kv_heads),
-                }),
-            };
-            let scales = match scales {
-                None => None,
-                Some(KvScales { k, v }) => Some(KvScales {
-                    k: wide(k)?,
-                    v: wide(v)?,
-                }),
-            };
+            Ok(Side {
+                stored: Tensor::zeros(shape, dtype, device)?,
+                dequant_scales,
+            })
+        };
+        let layers = scales.into_iter().map(|scales| {
+            let (k, v) = scales.map(|KvScales { k, v }| (k, v)).unzip();
             Ok(LayerCache {
-                k: zeros()?,
-                v: zeros()?,
-                scales,
+                k: side(k)?,
+                v: side(v)?,
             })
         });
         Ok(Self {
@@ -146,7 +141,7 @@ impl KvCache {
         self.len() == 0
     }
 
-    /// The most tokens of a sequence.
+    /// The maximum number of tokens in a sequence.
     pub fn capacity(&self) -> usize {
         self.sizes.capacity
     }
@@ -158,12 +153,14 @@ impl KvCache {
 
     /// Whether keys and values are FP8 codes.
     pub fn is_fp8(&self) -> bool {
-        self.layers.iter().any(|layer| layer.scales.is_some())
+        self.layers
+            .iter()
+            .any(|layer| layer.k.dequant_scales.is_some())
     }
 
     /// Bytes allocated for keys and values; they grow with the tokens.
     pub fn size_in_bytes(&self) -> usize {
-        let bytes = |x: &Tensor| x.elem_count() * x.dtype().size_in_bytes();
+        let bytes = |side: &Side| side.stored.elem_count() * side.stored.dtype().size_in_bytes();
         let layers = self.layers.iter();
         layers.map(|layer| bytes(&layer.k) + bytes(&layer.v)).sum()
     }

@@ -1,4 +1,4 @@
-//! How much a template may still do.
+//! What a template may still create and read.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -17,7 +17,7 @@ const MAX_DEPTH: usize = 64;
 /// Bytes of a list element, besides those of its string.
 const ELEMENT: u64 = 32;
 
-/// Counts down while a template runs. Each method fails once nothing is left.
+/// Counts down while a template runs. Each method fails once its count is used up.
 #[derive(Clone)]
 pub(super) struct Budget(Arc<Left>);
 

@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 /// Spaces of an indent, and columns of a formatted value.
 const MAX_WIDTH: u64 = 10_000;
 
-/// Replaces each by a bounded form.
+/// Replaces these filters, functions and methods by bounded forms.
 pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     let named = [
         ("join", Value::from_function(filters::join)),
@@ -116,7 +116,7 @@ fn width(width: u64) -> Result<u64, Error> {
     }
 }
 
-/// Each placeholder takes an argument, or as many columns as it says.
+/// A bound on the bytes that `format` makes: each placeholder takes the longest argument or the largest width.
 fn format(budget: &Budget, value: &Value, args: &[Value]) -> Result<u64, Error> {
     let text = value.as_str().unwrap_or("");
     let mut columns = 0;

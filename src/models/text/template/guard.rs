@@ -1,4 +1,4 @@
-//! Rewrites the syntax tree of a template: whatever may create or read much asks the [`Budget`] first.
+//! Rewrites the syntax tree of a template: an operation that may create or read much first asks the [`Budget`].
 
 use super::budget::{Budget, refused};
 use minijinja::machinery::Span;
@@ -69,9 +69,9 @@ fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
     let repeated = |x: &Value| matches!(x.kind(), ValueKind::String | ValueKind::Seq);
     let (value, times) = if repeated(a) { (a, b) } else { (b, a) };
     if repeated(value) {
-        let times = times
-            .as_usize()
-            .ok_or_else(|| refused("a text or a list is multiplied with no whole number".into()))?;
+        let times = times.as_usize().ok_or_else(|| {
+            refused("a text or a list is multiplied by something other than a whole number".into())
+        })?;
         budget.make(budget.shallow(value)?.saturating_mul(times as u64))?;
         if let Some(text) = value.as_str() {
             return Ok(Value::from(text.repeat(times)));
@@ -113,16 +113,27 @@ fn ask<'a>(function: &'static str, expr: Expr<'a>) -> Expr<'a> {
     call(function, vec![expr], span)
 }
 
-fn alone() -> Error {
-    refused("there is no other template that it could include, import or extend".into())
-}
-
 struct Guard {
     depth: usize,
 }
 
+/// A `match` over a tree's nodes: for each kind of node, the method of [`Guard`] that rewrites each field.
+macro_rules! rewritten {
+    ($guard:ident, $node:ident: $kind:ident {
+        $($name:ident { $($field:ident: $method:ident),* })*
+    } $($others:tt)*) => {
+        match $node {
+            $($kind::$name(x) => {
+                let node = $name { $($field: $guard.$method(&x.$field)?),* };
+                $kind::$name(Spanned::new(node, x.span()))
+            })*
+            $($others)*
+        }
+    };
+}
+
 impl Guard {
-    /// One level further in.
+    /// Runs `make` one level deeper.
     fn within<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         if self.depth == MAX_DEPTH {
             return Err(refused(format!(
@@ -140,89 +151,37 @@ impl Guard {
     }
 
     fn stmt<'a>(&mut self, stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
-        self.within(|to| to.guarded_stmt(stmt))
+        self.within(|guard| guard.guarded_stmt(stmt))
     }
 
     fn guarded_stmt<'a>(&mut self, stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
-        let to = self;
-        Ok(match stmt {
-            Stmt::Template(x) => {
-                let children = to.stmts(&x.children)?;
-                Stmt::Template(Spanned::new(Template { children }, x.span()))
-            }
-            Stmt::EmitExpr(x) => {
-                let expr = to.expr(&x.expr)?;
-                Stmt::EmitExpr(Spanned::new(EmitExpr { expr }, x.span()))
-            }
+        Ok(rewritten!(self, stmt: Stmt {
+            Template { children: stmts }
+            EmitExpr { expr: expr }
+            ForLoop { target: expr, iter: index, filter_expr: maybe, recursive: same, body: stmts, else_body: stmts }
+            IfCond { expr: expr, true_body: stmts, false_body: stmts }
+            WithBlock { assignments: assignments, body: stmts }
+            Set { target: target, expr: read }
+            SetBlock { target: target, filter: maybe, body: stmts }
+            AutoEscape { enabled: expr, body: stmts }
+            FilterBlock { filter: expr, body: stmts }
+            CallBlock { call: call, macro_decl: macro_of }
+            Continue {}
+            Break {}
+            Do { call: call }
+        }
             // As an expression it passes through the formatter, which counts it.
             Stmt::EmitRaw(x) => {
                 let value = Value::from_safe_string(x.raw.into());
                 let expr = Expr::Const(Spanned::new(Const { value }, x.span()));
                 Stmt::EmitExpr(Spanned::new(EmitExpr { expr }, x.span()))
             }
-            Stmt::ForLoop(x) => {
-                let node = ForLoop {
-                    target: to.expr(&x.target)?,
-                    iter: ask(INDEX, to.expr(&x.iter)?),
-                    filter_expr: to.maybe(&x.filter_expr)?,
-                    recursive: x.recursive,
-                    body: to.stmts(&x.body)?,
-                    else_body: to.stmts(&x.else_body)?,
-                };
-                Stmt::ForLoop(Spanned::new(node, x.span()))
+            Stmt::Macro(x) => Stmt::Macro(self.macro_of(x)?),
+            Stmt::Block(_) | Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {
+                let reason = "there is no other template that it could include, import or extend";
+                return Err(refused(reason.into()));
             }
-            Stmt::IfCond(x) => {
-                let node = IfCond {
-                    expr: to.expr(&x.expr)?,
-                    true_body: to.stmts(&x.true_body)?,
-                    false_body: to.stmts(&x.false_body)?,
-                };
-                Stmt::IfCond(Spanned::new(node, x.span()))
-            }
-            Stmt::WithBlock(x) => {
-                let pairs = x.assignments.iter();
-                let pairs = pairs.map(|(name, value)| {
-                    Ok::<_, Error>((to.expr(name)?, ask(READ, to.expr(value)?)))
-                });
-                let assignments = pairs.collect::<Result<_, _>>()?;
-                let body = to.stmts(&x.body)?;
-                Stmt::WithBlock(Spanned::new(WithBlock { assignments, body }, x.span()))
-            }
-            Stmt::Set(x) => {
-                let target = to.target(&x.target)?;
-                let expr = ask(READ, to.expr(&x.expr)?);
-                Stmt::Set(Spanned::new(Set { target, expr }, x.span()))
-            }
-            Stmt::SetBlock(x) => {
-                let node = SetBlock {
-                    target: to.target(&x.target)?,
-                    filter: to.maybe(&x.filter)?,
-                    body: to.stmts(&x.body)?,
-                };
-                Stmt::SetBlock(Spanned::new(node, x.span()))
-            }
-            Stmt::AutoEscape(x) => {
-                let (enabled, body) = (to.expr(&x.enabled)?, to.stmts(&x.body)?);
-                Stmt::AutoEscape(Spanned::new(AutoEscape { enabled, body }, x.span()))
-            }
-            Stmt::FilterBlock(x) => {
-                let (filter, body) = (to.expr(&x.filter)?, to.stmts(&x.body)?);
-                Stmt::FilterBlock(Spanned::new(FilterBlock { filter, body }, x.span()))
-            }
-            Stmt::Macro(x) => Stmt::Macro(to.macro_of(x)?),
-            Stmt::CallBlock(x) => {
-                let (call, macro_decl) = (to.call(&x.call)?, to.macro_of(&x.macro_decl)?);
-                Stmt::CallBlock(Spanned::new(CallBlock { call, macro_decl }, x.span()))
-            }
-            Stmt::Block(_) | Stmt::Import(_) | Stmt::FromImport(_) => return Err(alone()),
-            Stmt::Extends(_) | Stmt::Include(_) => return Err(alone()),
-            Stmt::Continue(x) => Stmt::Continue(Spanned::new(Continue, x.span())),
-            Stmt::Break(x) => Stmt::Break(Spanned::new(Break, x.span())),
-            Stmt::Do(x) => {
-                let call = to.call(&x.call)?;
-                Stmt::Do(Spanned::new(Do { call }, x.span()))
-            }
-        })
+        ))
     }
 
     fn macro_of<'a>(&mut self, x: &Spanned<Macro<'a>>) -> Result<Spanned<Macro<'a>>, Error> {
@@ -244,13 +203,27 @@ impl Guard {
     fn args<'a>(&mut self, args: &[CallArg<'a>]) -> Result<Vec<CallArg<'a>>, Error> {
         let guarded = args.iter().map(|arg| {
             Ok(match arg {
-                CallArg::Pos(x) => CallArg::Pos(ask(READ, self.expr(x)?)),
-                CallArg::Kwarg(name, x) => CallArg::Kwarg(name, ask(READ, self.expr(x)?)),
-                CallArg::PosSplat(x) => CallArg::PosSplat(ask(READ, self.expr(x)?)),
-                CallArg::KwargSplat(x) => CallArg::KwargSplat(ask(READ, self.expr(x)?)),
+                CallArg::Pos(x) => CallArg::Pos(self.read(x)?),
+                CallArg::Kwarg(name, x) => CallArg::Kwarg(name, self.read(x)?),
+                CallArg::PosSplat(x) => CallArg::PosSplat(self.read(x)?),
+                CallArg::KwargSplat(x) => CallArg::KwargSplat(self.read(x)?),
             })
         });
         guarded.collect()
+    }
+
+    fn assignments<'a>(
+        &mut self,
+        pairs: &[(Expr<'a>, Expr<'a>)],
+    ) -> Result<Vec<(Expr<'a>, Expr<'a>)>, Error> {
+        let guarded = pairs
+            .iter()
+            .map(|(name, value)| Ok((self.expr(name)?, self.read(value)?)));
+        guarded.collect()
+    }
+
+    fn same<T: Clone>(&mut self, value: &T) -> Result<T, Error> {
+        Ok(value.clone())
     }
 
     fn exprs<'a>(&mut self, exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>, Error> {
@@ -261,54 +234,67 @@ impl Guard {
         expr.as_ref().map(|expr| self.expr(expr)).transpose()
     }
 
+    fn maybe_read<'a>(&mut self, expr: &Option<Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
+        expr.as_ref().map(|expr| self.read(expr)).transpose()
+    }
+
+    fn read<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
+        Ok(ask(READ, self.expr(expr)?))
+    }
+
+    fn copy<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
+        Ok(ask(COPY, self.expr(expr)?))
+    }
+
+    fn index<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
+        Ok(ask(INDEX, self.expr(expr)?))
+    }
+
+    fn key<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
+        Ok(ask(KEY, self.expr(expr)?))
+    }
+
+    fn keys<'a>(&mut self, keys: &[Expr<'a>]) -> Result<Vec<Expr<'a>>, Error> {
+        keys.iter().map(|key| self.key(key)).collect()
+    }
+
+    fn compared<'a>(&mut self, ops: &[CompareOp<'a>]) -> Result<Vec<CompareOp<'a>>, Error> {
+        let guarded = ops.iter().map(|x| {
+            let expr = self.read(&x.expr)?;
+            Ok(CompareOp { op: x.op, expr })
+        });
+        guarded.collect()
+    }
+
     /// The target of an assignment or a call: a name, names, or an attribute, which must stay an attribute.
     fn target<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         match expr {
-            Expr::GetAttr(x) => self.attribute(x),
+            Expr::GetAttr(_) => self.guarded_expr(expr),
             expr => self.expr(expr),
         }
     }
 
-    fn attribute<'a>(&mut self, x: &Spanned<GetAttr<'a>>) -> Result<Expr<'a>, Error> {
-        let node = GetAttr {
-            expr: self.expr(&x.expr)?,
-            name: x.name,
-        };
-        Ok(Expr::GetAttr(Spanned::new(node, x.span())))
-    }
-
     fn expr<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
-        self.within(|to| to.guarded_expr(expr))
+        self.within(|guard| guard.guarded_expr(expr))
     }
 
     fn guarded_expr<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
-        let to = self;
-        Ok(match expr {
-            Expr::Var(x) => Expr::Var(Spanned::new(Var { id: x.id }, x.span())),
-            Expr::Const(x) => {
-                let value = x.value.clone();
-                Expr::Const(Spanned::new(Const { value }, x.span()))
-            }
-            Expr::Slice(x) => {
-                let node = Slice {
-                    expr: ask(COPY, to.expr(&x.expr)?),
-                    start: to.maybe(&x.start)?,
-                    stop: to.maybe(&x.stop)?,
-                    step: to.maybe(&x.step)?,
-                };
-                Expr::Slice(Spanned::new(node, x.span()))
-            }
-            Expr::UnaryOp(x) => {
-                #[allow(clippy::needless_match, reason = "the type has no copies")]
-                let op = match x.op {
-                    UnaryOpKind::Not => UnaryOpKind::Not,
-                    UnaryOpKind::Neg => UnaryOpKind::Neg,
-                };
-                let expr = to.expr(&x.expr)?;
-                Expr::UnaryOp(Spanned::new(UnaryOp { op, expr }, x.span()))
-            }
+        Ok(rewritten!(self, expr: Expr {
+            Var { id: same }
+            Const { value: same }
+            Slice { expr: copy, start: maybe, stop: maybe, step: maybe }
+            UnaryOp { op: unary, expr: expr }
+            IfExpr { test_expr: expr, true_expr: expr, false_expr: maybe }
+            Compare { ops: compared, expr: read }
+            Test { name: same, expr: read, args: args }
+            GetAttr { expr: expr, name: same }
+            GetItem { expr: index, subscript_expr: key }
+            List { items: exprs }
+            Tuple { items: exprs }
+            Map { keys: keys, values: exprs }
+        }
             Expr::BinOp(x) => {
-                let (left, right) = (to.expr(&x.left)?, to.expr(&x.right)?);
+                let (left, right) = (self.expr(&x.left)?, self.expr(&x.right)?);
                 let (left, right) = match x.op {
                     BinOpKind::Mul => return Ok(call(MULTIPLY, vec![left, right], x.span())),
                     BinOpKind::Add => (ask(COPY, left), ask(COPY, right)),
@@ -320,62 +306,23 @@ impl Guard {
                 let op = x.op;
                 Expr::BinOp(Spanned::new(BinOp { op, left, right }, x.span()))
             }
-            Expr::Compare(x) => {
-                let others = x.ops.iter().map(|x| {
-                    let expr = ask(READ, to.expr(&x.expr)?);
-                    Ok::<_, Error>(CompareOp { op: x.op, expr })
-                });
-                let ops = others.collect::<Result<_, _>>()?;
-                let expr = ask(READ, to.expr(&x.expr)?);
-                Expr::Compare(Spanned::new(Compare { expr, ops }, x.span()))
-            }
-            Expr::IfExpr(x) => {
-                let node = IfExpr {
-                    test_expr: to.expr(&x.test_expr)?,
-                    true_expr: to.expr(&x.true_expr)?,
-                    false_expr: to.maybe(&x.false_expr)?,
-                };
-                Expr::IfExpr(Spanned::new(node, x.span()))
-            }
             Expr::Filter(x) => {
                 let node = Filter {
                     name: x.name,
-                    expr: to.maybe(&x.expr)?.map(|expr| ask(READ, expr)),
-                    args: to.args(&x.args)?,
+                    expr: self.maybe_read(&x.expr)?,
+                    args: self.args(&x.args)?,
                 };
                 ask(COPY, Expr::Filter(Spanned::new(node, x.span())))
             }
-            Expr::Test(x) => {
-                let node = Test {
-                    name: x.name,
-                    expr: ask(READ, to.expr(&x.expr)?),
-                    args: to.args(&x.args)?,
-                };
-                Expr::Test(Spanned::new(node, x.span()))
-            }
-            Expr::GetAttr(x) => to.attribute(x)?,
-            Expr::GetItem(x) => {
-                let node = GetItem {
-                    expr: ask(INDEX, to.expr(&x.expr)?),
-                    subscript_expr: ask(KEY, to.expr(&x.subscript_expr)?),
-                };
-                Expr::GetItem(Spanned::new(node, x.span()))
-            }
-            Expr::Call(x) => Expr::Call(to.call(x)?),
-            Expr::List(x) => {
-                let items = to.exprs(&x.items)?;
-                Expr::List(Spanned::new(List { items }, x.span()))
-            }
-            Expr::Tuple(x) => {
-                let items = to.exprs(&x.items)?;
-                Expr::Tuple(Spanned::new(Tuple { items }, x.span()))
-            }
-            Expr::Map(x) => {
-                let keys = to.exprs(&x.keys)?;
-                let keys = keys.into_iter().map(|key| ask(KEY, key)).collect();
-                let values = to.exprs(&x.values)?;
-                Expr::Map(Spanned::new(Map { keys, values }, x.span()))
-            }
+            Expr::Call(x) => Expr::Call(self.call(x)?),
+        ))
+    }
+
+    #[allow(clippy::needless_match, reason = "the type is not Clone")]
+    fn unary(&mut self, op: &UnaryOpKind) -> Result<UnaryOpKind, Error> {
+        Ok(match op {
+            UnaryOpKind::Not => UnaryOpKind::Not,
+            UnaryOpKind::Neg => UnaryOpKind::Neg,
         })
     }
 }

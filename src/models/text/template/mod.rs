@@ -1,7 +1,7 @@
 //! Chat templates: programs that come with a model's files, run within bounds.
 //!
 //! Fuel alone is not enough: doubling a string forty times makes a terabyte. So each operator, filter, method and output that may create
-//! or read much asks a [`Budget`] first (`guard.rs` writes these calls into the syntax tree), and it all runs on a stack of known size.
+//! or read much first asks a [`Budget`] (`guard.rs` writes these calls into the syntax tree), on a thread with a stack of known size.
 
 mod budget;
 mod filters;

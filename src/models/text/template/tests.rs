@@ -1,4 +1,4 @@
-//! Templates that transformers writes, and templates that mean harm.
+//! Templates as transformers writes them, and hostile templates.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn rendered(source: &str) -> Result<String, String> {
 }
 
 #[test]
-fn templates_know_what_transformers_gives_them() {
+fn templates_get_the_variables_and_methods_of_transformers() {
     let template = "{{ bos_token }}{%- for m in messages %}\n{% if m['role'] == 'user' %}\n<u>{{ m['content'].strip() }}</u>\n{% endif %}\n\
         {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
     assert_eq!(rendered(template).as_deref(), Ok("<s><u>hi</u>\n<a>"));
@@ -28,7 +28,7 @@ fn a_template_can_refuse() {
 }
 
 #[test]
-fn bounded_templates_say_what_they_said_before() {
+fn bounded_templates_render_as_unbounded_ones() {
     let cases = [
         ("{{ 'a' ~ 1 ~ none }}", "a1None"),
         ("{{ 'a' + 'b' }}{{ [1] + [2] }}{{ 1 + 2 }}", "ab[1, 2]3"),
@@ -105,7 +105,7 @@ fn bounded_templates_say_what_they_said_before() {
 
 /// Each of these took more than a minute, all memory, or all of the stack.
 #[test]
-fn templates_without_an_end_are_errors() {
+fn endless_templates_are_errors() {
     let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}";
     let macros = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}";
     let endless = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
@@ -162,7 +162,7 @@ fn templates_that_fill_the_memory_are_errors() {
     for source in whole {
         refused(source);
     }
-    // Folded by the compiler, if it is let.
+    // minijinja's compiler would fold these constants.
     let products = "{{ 'x' * 99999999 }}".repeat(5000);
     refused(&products);
 }

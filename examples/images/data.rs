@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Where Debian's package `dataset-fashion-mnist` puts its files.
 const DEBIAN: &str = "/usr/share/datasets/fashion-mnist";
-/// The UCI optical digits, of which the first [`DIGITS_FOR_TRAINING`] are for training.
+/// The UCI optical digits; the first [`DIGITS_FOR_TRAINING`] are for training.
 const DIGITS: &[u8] = include_bytes!("../../tests/golden/digits.safetensors");
 const DIGITS_FOR_TRAINING: usize = 1437;
 pub const CLASSES: usize = 10;
@@ -42,7 +42,7 @@ pub struct Data {
 }
 
 impl Data {
-    /// The folder's, or else Debian's, or else the digits; `digits` names these.
+    /// Loads the images of a folder; without one, Debian's or else the digits. The folder `digits` means the digits.
     pub fn load(folder: Option<&Path>) -> Result<Self> {
         let debian = Path::new(DEBIAN);
         match folder {
@@ -53,7 +53,7 @@ impl Data {
         }
     }
 
-    /// With all images there; what trains on them runs where they are.
+    /// Moves all images to `device`, where training then runs.
     pub fn on_device(self, device: &Device) -> candle_core::Result<Self> {
         Ok(Self {
             train: self.train.to_device(device)?,
@@ -150,7 +150,7 @@ fn read_idx(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
     };
     let parsed = parse_idx(&bytes);
     let (dims, data) =
-        parsed.with_context(|| format!("{} is no IDX file of bytes", path.display()))?;
+        parsed.with_context(|| format!("{} is not an IDX file of bytes", path.display()))?;
     Ok((dims, data.to_vec()))
 }
 
