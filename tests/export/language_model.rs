@@ -36,7 +36,7 @@ fn model(config: &GptConfig) -> Gpt {
         .iter()
         .map(|(name, var)| (name.clone(), var.dims().to_vec()));
     initialize(shapes.collect(), config, 3, |name, value| {
-        // Ten times the usual spread, so that attention is far from even.
+        // Ten times the usual spread, so that attention is far from uniform.
         Ok(named[name].set(&(value.to_device(&device())? * 10.)?)?)
     })
     .unwrap();
@@ -96,7 +96,7 @@ fn what_is_served_is_what_was_calibrated_to_the_bit() {
             let vb = var_builder(&[&report.model], DType::F32, &device()).unwrap();
             let served = logits(&Gpt::new(&config, vb).unwrap(), None);
             match name {
-                // One input scale for a tensor, made of the tensor itself: the file has the calibrated one.
+                // In training one input scale is computed from the tensor itself; the file has the calibrated scale.
                 RecipeName::Tensorwise | RecipeName::Current | RecipeName::Hybrid => {
                     assert_differ(&case, &served, &calibrated);
                 }

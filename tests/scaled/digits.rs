@@ -1,4 +1,4 @@
-//! The example on the digits, in short.
+//! A short run of the example on the digits.
 
 use crate::data::Data;
 use crate::run::{Precision, Settings, Summary, train};

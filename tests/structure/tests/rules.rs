@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Crates and their root files; a later one may name an earlier one.
 const CRATES: &[(&str, &str)] = &[
+    ("fp8_derive", "fp8-derive/src/lib.rs"),
     ("fp8_core", "fp8-core/src/lib.rs"),
     ("fp8_candle", "fp8-candle/src/lib.rs"),
     ("fp8_files", "fp8-files/src/lib.rs"),
@@ -13,6 +14,8 @@ const CRATES: &[(&str, &str)] = &[
     ("fp8_recipes", "fp8-recipes/src/lib.rs"),
     ("fp8", "src/lib.rs"),
     ("fp8_cli", "fp8-cli/src/main.rs"),
+    ("fp8_test_support", "tests/support/src/lib.rs"),
+    ("fp8_structure", "tests/structure/src/lib.rs"),
 ];
 
 /// The rooms of a crate from the bottom up: a file may import from its own room and from those before it.
@@ -75,24 +78,72 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The arrows between files, with paths from the workspace's folder.
-fn arrows() -> Result<Vec<Arrow>, String> {
+fn crates() -> Result<Vec<Crate>, String> {
     let root = workspace();
     let crates = CRATES.iter();
     let crates = crates.map(|(name, file)| Crate::read(name, &root.join(file)));
-    let crates = crates.collect::<Result<Vec<_>, _>>()?;
-    let arrows = Crate::arrows(&crates).into_iter();
+    crates.collect()
+}
+
+/// The arrows with paths from the workspace's folder.
+fn short(arrows: Vec<Arrow>) -> Vec<Arrow> {
+    let root = workspace();
     let short = |path: PathBuf| {
         path.strip_prefix(&root)
             .map(Path::to_path_buf)
             .unwrap_or(path)
     };
-    let short = arrows.map(|arrow| Arrow {
+    let short = arrows.into_iter().map(|arrow| Arrow {
         from: short(arrow.from),
         to: short(arrow.to),
         names: arrow.names,
     });
-    Ok(short.collect())
+    short.collect()
+}
+
+/// All `.rs` files in a folder and the folders in it.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sources(&path, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// A file that is not read could break every rule unseen.
+#[test]
+fn every_source_file_is_read() -> Result<(), String> {
+    for one in crates()? {
+        let (_, root) = CRATES
+            .iter()
+            .find(|(name, _)| *name == one.name)
+            .expect("its root");
+        let root = workspace().join(root);
+        let mut all = vec![];
+        let folder = root.parent().expect("a folder");
+        sources(folder, &mut all).map_err(|error| error.to_string())?;
+        let read = one.files();
+        // Test modules, and what is in their folders.
+        let is_test = |file: &Path| {
+            one.tests().iter().any(|test| {
+                let folder = match test.ends_with("mod.rs") {
+                    true => test.parent().unwrap_or(test).to_path_buf(),
+                    false => test.with_extension(""),
+                };
+                file == test || file.starts_with(folder)
+            })
+        };
+        let missing: Vec<_> = all
+            .iter()
+            .filter(|file| !read.contains(file.as_path()) && !is_test(file))
+            .collect();
+        assert!(missing.is_empty(), "{}: {missing:?}", one.name);
+    }
+    Ok(())
 }
 
 fn shown(arrow: &Arrow) -> String {
@@ -102,7 +153,7 @@ fn shown(arrow: &Arrow) -> String {
 
 #[test]
 fn no_files_import_each_other() -> Result<(), String> {
-    let arrows = arrows()?;
+    let arrows = short(Crate::arrows(&crates()?));
     assert!(
         arrows.len() > 500,
         "only {} arrows were found",
@@ -122,7 +173,9 @@ fn no_files_import_each_other() -> Result<(), String> {
 
 #[test]
 fn rooms_import_downward() -> Result<(), String> {
-    let arrows = arrows()?;
+    let crates = crates()?;
+    let mut arrows = short(Crate::arrows(&crates));
+    arrows.extend(short(Crate::handed_on(&crates)));
     let mut found = String::new();
     for (folder, rooms) in ROOMS {
         let room = |file: &Path| {
