@@ -6,6 +6,7 @@
 //! keeps their graph. `all_data` is candle-nn's buffer, detached. Where nothing tracks a gradient, as in a model loaded for inference, candle-nn's in-place form is used.
 
 mod concat;
+mod parameters;
 mod rotating;
 mod scattered;
 
@@ -14,7 +15,6 @@ pub use concat::{ConcatKvCache, InterleavedKvCache};
 pub use rotating::{RotatingCache, RotatingKvCache};
 pub use scattered::{ScatteredCacheBuilder, ScatteredKvCache};
 
-use crate::{Fp8Module, Visitor};
 use candle_core::{Result, Tensor};
 use std::ops::Deref;
 
@@ -164,23 +164,3 @@ impl KvCache {
         Ok((all_k.unwrap_or(k.clone()), all_v.unwrap_or(v.clone())))
     }
 }
-
-// Keys and values of earlier tokens are no parameters.
-macro_rules! without_parameters {
-    ($($type:ty),*) => {
-        $(impl Fp8Module for $type {
-            fn visit(&self, _: &mut dyn Visitor) {}
-        })*
-    };
-}
-
-without_parameters!(
-    Cache,
-    KvCache,
-    RotatingCache,
-    RotatingKvCache,
-    ConcatKvCache,
-    InterleavedKvCache,
-    ScatteredKvCache,
-    ScatteredCacheBuilder
-);
