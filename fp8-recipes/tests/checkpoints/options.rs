@@ -1,7 +1,7 @@
 //! Going on from a checkpoint with another recipe, another optimizer, other prepared layers.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
 use fp8_recipes::checkpoint::{
     Restored, ResumeOptions, ResumeReport, TrainingMeta, fp8_state, resume_training,
