@@ -67,9 +67,15 @@ impl Crate {
         modules.map(|module| module.file.as_path()).collect()
     }
 
-    /// The files of test modules. They and the modules that they declare were not read.
-    pub fn tests(&self) -> &BTreeSet<PathBuf> {
-        &self.tests
+    /// Whether a file is that of a test module, or in the folder of one: such files are not read.
+    pub fn is_test(&self, file: &Path) -> bool {
+        self.tests.iter().any(|test| {
+            let folder = match (test.ends_with("mod.rs"), test.parent()) {
+                (true, Some(folder)) => folder.to_path_buf(),
+                _ => test.with_extension(""),
+            };
+            file == test || file.starts_with(folder)
+        })
     }
 
     /// Reads one file; the files of its modules are in `folder`.

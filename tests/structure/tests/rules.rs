@@ -2,6 +2,7 @@
 
 use fp8_structure::{Arrow, Crate, circles};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Crates and their root files; a later one may name an earlier one.
 const CRATES: &[(&str, &str)] = &[
@@ -78,12 +79,36 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn crates() -> Result<Vec<Crate>, String> {
+/// What the tests look at. The sources are read once.
+struct Read {
+    /// What the code of a file uses.
+    used: Vec<Arrow>,
+    /// What `pub use` lines hand on.
+    handed_on: Vec<Arrow>,
+    /// Source files that belong to no module.
+    missing: Vec<PathBuf>,
+}
+
+static READ: LazyLock<Result<Read, String>> = LazyLock::new(|| {
     let root = workspace();
     let crates = CRATES.iter();
     let crates = crates.map(|(name, file)| Crate::read(name, &root.join(file)));
-    crates.collect()
-}
+    let crates = crates.collect::<Result<Vec<_>, _>>()?;
+    let mut missing = vec![];
+    for (one, (_, file)) in crates.iter().zip(CRATES) {
+        let folder = root.join(file).parent().expect("a folder").to_path_buf();
+        let mut all = vec![];
+        sources(&folder, &mut all).map_err(|error| error.to_string())?;
+        let read = one.files();
+        all.retain(|file| !read.contains(file.as_path()) && !one.is_test(file));
+        missing.extend(all);
+    }
+    Ok(Read {
+        used: short(Crate::arrows(&crates)),
+        handed_on: short(Crate::handed_on(&crates)),
+        missing,
+    })
+});
 
 /// The arrows with paths from the workspace's folder.
 fn short(arrows: Vec<Arrow>) -> Vec<Arrow> {
@@ -117,32 +142,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
 /// A file that is not read could break every rule unseen.
 #[test]
 fn every_source_file_is_read() -> Result<(), String> {
-    for one in crates()? {
-        let (_, root) = CRATES
-            .iter()
-            .find(|(name, _)| *name == one.name)
-            .expect("its root");
-        let root = workspace().join(root);
-        let mut all = vec![];
-        let folder = root.parent().expect("a folder");
-        sources(folder, &mut all).map_err(|error| error.to_string())?;
-        let read = one.files();
-        // Test modules, and what is in their folders.
-        let is_test = |file: &Path| {
-            one.tests().iter().any(|test| {
-                let folder = match test.ends_with("mod.rs") {
-                    true => test.parent().unwrap_or(test).to_path_buf(),
-                    false => test.with_extension(""),
-                };
-                file == test || file.starts_with(folder)
-            })
-        };
-        let missing: Vec<_> = all
-            .iter()
-            .filter(|file| !read.contains(file.as_path()) && !is_test(file))
-            .collect();
-        assert!(missing.is_empty(), "{}: {missing:?}", one.name);
-    }
+    let read = READ.as_ref()?;
+    assert!(read.missing.is_empty(), "{:?}", read.missing);
     Ok(())
 }
 
@@ -153,14 +154,14 @@ fn shown(arrow: &Arrow) -> String {
 
 #[test]
 fn no_files_import_each_other() -> Result<(), String> {
-    let arrows = short(Crate::arrows(&crates()?));
+    let arrows = &READ.as_ref()?.used;
     assert!(
         arrows.len() > 500,
         "only {} arrows were found",
         arrows.len()
     );
     let mut found = String::new();
-    for circle in circles(&arrows) {
+    for circle in circles(arrows) {
         found += &format!("a circle of {} files:\n", circle.len());
         let within = |arrow: &&Arrow| {
             circle.contains(arrow.from.as_path()) && circle.contains(arrow.to.as_path())
@@ -173,9 +174,9 @@ fn no_files_import_each_other() -> Result<(), String> {
 
 #[test]
 fn rooms_import_downward() -> Result<(), String> {
-    let crates = crates()?;
-    let mut arrows = short(Crate::arrows(&crates));
-    arrows.extend(short(Crate::handed_on(&crates)));
+    let Read {
+        used, handed_on, ..
+    } = READ.as_ref()?;
     let mut found = String::new();
     for (folder, rooms) in ROOMS {
         let room = |file: &Path| {
@@ -185,7 +186,7 @@ fn rooms_import_downward() -> Result<(), String> {
                 .to_owned();
             rooms.iter().position(|room| first == *room)
         };
-        for arrow in &arrows {
+        for arrow in used.iter().chain(handed_on) {
             if let (Some(from), Some(to)) = (room(&arrow.from), room(&arrow.to))
                 && from < to
             {
