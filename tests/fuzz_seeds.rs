@@ -1,4 +1,4 @@
-//! The fuzz targets on their seeds, and on the seeds with one byte changed or the end cut off.
+//! Runs the fuzz targets on their seeds, and on seeds with one byte changed or the end cut off.
 
 #[path = "../fuzz/bodies/mod.rs"]
 mod bodies;

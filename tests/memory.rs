@@ -1,5 +1,5 @@
-//! Freed memory is kept: blocks that are allocated and freed repeatedly cost page faults only once. This is a program
-//! of its own and not a test on a thread, because only a process with a single thread can ask for it.
+//! Freed memory is kept: blocks that are allocated and freed repeatedly cost page faults only once. This is a separate program
+//! and not a test on a thread, because only a process with a single thread can ask for it.
 
 fn main() {
     let glibc = cfg!(all(target_os = "linux", target_env = "gnu"));

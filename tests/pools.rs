@@ -1,5 +1,4 @@
-//! Guards and rayon pools. A worker that waits runs other tasks of its pool on the same stack, inside of whatever guard
-//! is open.
+//! Guards and rayon pools. A waiting worker runs other tasks of its pool on the same stack, inside whatever guard is open.
 
 use candle_core::{Device, Module, Tensor};
 use fp8::{Autocast, AutocastHandle, Error, end_step, fp8_autocast, is_fp8_enabled};
@@ -34,7 +33,7 @@ fn no_guard_opens_on_a_worker() {
         });
     }
     Device::Cpu.with_context(|| assert!(handle.open().is_err()));
-    // Threads that belong to no pool may open guards.
+    // Threads outside of pools may open guards.
     std::thread::scope(|scope| {
         scope.spawn(|| handle.open().unwrap().close().unwrap());
     });
@@ -118,9 +117,9 @@ fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
         served.fetch_add(1, Ordering::Relaxed);
     };
     let other = pool(2);
-    // What a task does while others wait behind it, with a guard where one opens.
+    // A task that makes others wait, with a guard where one opens.
     let waits: [&(dyn Fn() + Sync); 2] = [
-        // Until the worker has nothing else to do.
+        // Yields until the worker has nothing else to do.
         &|| while rayon::yield_now() == Some(rayon::Yield::Executed) {},
         &|| other.install(|| std::thread::sleep(std::time::Duration::from_millis(1))),
     ];
@@ -135,7 +134,7 @@ fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
             }
         });
     }
-    // Work that asks for a guard gets one, and the tasks that are run meanwhile do not.
+    // Only work that asks for a guard gets one, not the tasks that run meanwhile.
     pool(1).scope(|scope| {
         for _ in 0..TASKS {
             scope.spawn(|_| {
@@ -185,7 +184,7 @@ fn a_handle_carries_one_guard_into_many_tasks() {
     assert_same("candle's pool", &candles, &outputs[15]);
     let summary = guard.close().unwrap();
     assert_eq!(summary.layers(), 1);
-    // Every task that needs the weight before another has cast it casts it itself.
+    // Several tasks may cast the weight, if none has finished casting it before.
     assert!(summary.casts() > 33, "{}", summary.casts());
     let amax = 16.
         * flat(&tensor(6, &[32, SIZE]))

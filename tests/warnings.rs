@@ -1,5 +1,5 @@
-//! What guards warn of: one under which nothing is cast, once in a process, and one that never ends. This is a program of its
-//! own because of the former, and because the messages of a process have one subscriber.
+//! Warnings of guards: one if nothing was cast under a guard, once in a process, and one for a guard that never ends. This is a
+//! separate program because the first is given once, and because a process has one subscriber for messages.
 
 use candle_core::Module;
 use fp8::{Autocast, end_step, fp8_autocast};
@@ -44,7 +44,7 @@ impl Subscriber for Keep {
     }
 }
 
-/// How many of the messages so far contain this.
+/// How many messages so far contain `part`.
 fn said(part: &str) -> usize {
     static INSTALLED: std::sync::Once = std::sync::Once::new();
     INSTALLED.call_once(|| tracing::subscriber::set_global_default(Keep).unwrap());

@@ -1,5 +1,4 @@
 //! Devices and threads on a GPU. A program of its own, since it opens devices as users do.
-#![cfg(feature = "cuda")]
 
 use candle_core::{Device, Tensor};
 use fp8_candle::device::{open_cuda, open_cuda_untracked};

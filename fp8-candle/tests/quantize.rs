@@ -321,7 +321,7 @@ fn casts_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// Microscaling uses RCEIL, also right next to powers of two, where dividing the other way round would round past them.
+/// Microscaling uses RCEIL, even right next to powers of two, where dividing by the reciprocal would round past them.
 #[test]
 fn mx_scales_are_those_of_rceil() -> Result<()> {
     let mut amaxes = vec![0f32, f32::MAX, f32::MIN_POSITIVE, 1e-45, 3.];
@@ -354,8 +354,8 @@ fn mx_scales_are_those_of_rceil() -> Result<()> {
     Ok(())
 }
 
-/// A power of two moves no rounding: groups of 32 lose less than rows and blocks where values are small beside the largest of
-/// their row, and nowhere more.
+/// A power of two changes no rounding: groups of 32 lose less than rows and blocks where values are small next to the largest of
+/// their row, and never more.
 #[test]
 fn mx_rounds_as_rows_with_powers_of_two_do_and_small_values_better() -> Result<()> {
     let spread = Tensor::randn(0f32, 4., (64, 256), &device())?.exp()?;

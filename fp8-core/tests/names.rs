@@ -1,4 +1,4 @@
-//! The names that users and files write.
+//! Names as users and files write them.
 
 use fp8_core::{
     AmaxCompute, Cast, CustomAmax, DelayedRule, Format, FormatPair, Granularity, Overflow,

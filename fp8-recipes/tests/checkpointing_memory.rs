@@ -11,11 +11,11 @@ static HELD: AtomicIsize = AtomicIsize::new(0);
 
 struct Counting;
 
-// SAFETY: everything is the system allocator's.
+// SAFETY: all calls go to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -71,7 +71,7 @@ fn a_transformer_layer_keeps_a_fifth_at_most() {
             beyond as f64 / (plain - input) as f64,
             plain - input
         );
-        // That the measurement sees what a layer keeps: attention's operands alone are three times the input.
+        // The measurement notices what a layer keeps: attention's operands alone are three times the input.
         assert!(plain > 4 * input, "{recipe}: {plain}");
         assert!(beyond * 5 <= plain - input, "{recipe}: {beyond} of {plain}");
     }

@@ -1,4 +1,4 @@
-//! A step makes nothing as large as a parameter in f32.
+//! An optimizer step allocates nothing as large as a parameter in f32.
 
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
@@ -13,11 +13,11 @@ static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 struct Watched;
 
-// SAFETY: everything is the system allocator's.
+// SAFETY: all calls go to the system allocator.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -55,7 +55,7 @@ fn a_step_makes_no_f32_copy() {
             assert!(largest <= 2 * LEN, "{largest} bytes at once");
         }
     }
-    // That the measurement sees one.
+    // The measurement notices such a copy.
     LARGEST.store(0, Ordering::Relaxed);
     let _ = data.to_dtype(DType::F32).unwrap();
     assert!(LARGEST.load(Ordering::Relaxed) >= 4 * LEN);

@@ -1,4 +1,4 @@
-//! What a layer keeps for its backward pass.
+//! The memory that a layer keeps for its backward pass.
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -9,7 +9,7 @@ use fp8_recipes::{PrepareOptions, RecipeName, end_step, fp8_autocast, prepare_fp
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
-/// Allocations of less belong to the graph, to scales and to the test itself.
+/// Smaller allocations belong to the graph, to scales and to the test itself.
 const LEAST: usize = 2048;
 
 /// The large sizes seen so far, and how many allocations of each live.
@@ -38,11 +38,11 @@ fn live() -> Vec<(usize, isize)> {
 
 struct Counting;
 
-// SAFETY: everything is the system allocator's.
+// SAFETY: all calls go to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size(), 1);
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -109,7 +109,7 @@ fn kept(case: &str, layer: &TransformerLayer, x: &Tensor) -> usize {
         println!("{case}");
         let mut rows = vec![];
         for (i, (size, live)) in after.into_iter().enumerate() {
-            // A size that was new has no entry before.
+            // A size seen for the first time has no earlier entry.
             let count = live - before.get(i).map_or(0, |(_, live)| *live);
             if count != 0 {
                 rows.push((size, count));

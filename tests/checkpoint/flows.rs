@@ -1,4 +1,4 @@
-//! What else a checkpoint restores: calibration, counts, custom reductions, steps on other threads.
+//! Other things that a checkpoint restores: calibration, counts, custom reductions, steps on other threads.
 
 use crate::run::file;
 use candle_core::{DType, Module, Tensor};
@@ -157,7 +157,7 @@ fn a_custom_reduction_is_found_again_by_its_name() {
     run.save(&file(&dir));
     let expected: Vec<Tensor> = (0..4).map(|_| run.train()).collect();
 
-    // Another process would have another function object with the same name.
+    // In another process a different function object has the same name.
     let stored = training_meta(file(&dir)).unwrap().recipe.unwrap();
     assert_text(
         "unbound",
@@ -170,7 +170,7 @@ fn a_custom_reduction_is_found_again_by_its_name() {
     for y in &expected {
         assert_same("after resuming", &resumed.train(), y);
     }
-    // A function with another name makes another recipe.
+    // A function with another name is another recipe.
     let other = delayed(4).with_amax_compute(AmaxCompute::Custom(second_largest("other")));
     let error = Run::new(2, other).resume(&file(&dir)).unwrap_err();
     assert_text(

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Fails unless resuming is refused, with these parts in the message, and changes nothing.
+/// Fails unless resuming is refused with these parts in the message and changes nothing.
 #[track_caller]
 fn assert_refused(case: &str, run: &mut Run, path: &Path, parts: &[&str]) -> Error {
     let before = run.everything();

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub const STEPS: u64 = 12;
 pub const SAVED_AT: u64 = 5;
 
-/// What is special about a run.
+/// Variations of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Style {
     Plain,
@@ -32,7 +32,7 @@ pub enum Style {
     Standstill,
 }
 
-/// Everything that a training program holds.
+/// The state of a training program.
 pub struct Run {
     pub vars: VarMap,
     pub mlp: Mlp,

@@ -1,4 +1,4 @@
-//! `docs/coming_from.md`: every name of ours that its tables give is compiled here.
+//! `docs/coming_from.md`: every name of this library in its tables is compiled here.
 
 #[allow(unused, reason = "names are compiled, not run")]
 mod configurations;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-/// Names of variables in the examples, and words that are no names of ours.
+/// Names of variables in the examples, and words that are not names of this library.
 const OTHER_WORDS: &str = "A f c m n k q v g r s x y te opt mut let fn true false Some None vb key \
     bound calibration every filter_fqns group options pattern path operand method scaled_inputs \
     Cargo toml tracing _l1 _l2 layer role l1 l2 stochastic";
@@ -40,7 +40,7 @@ fn spans() -> Vec<String> {
             .split('`')
             .skip(1)
             .step_by(2);
-        // What stands in quotes is a value.
+        // Quoted text is a value.
         spans.extend(inside.map(|span| span.split('"').step_by(2).collect()));
     }
     spans
@@ -62,7 +62,7 @@ fn every_name_of_the_page_is_compiled() {
                     .map(str::to_string),
             );
         }
-        // `Type::name`: as it stands, or as a field of a pattern.
+        // `Type::name` as written, or as a field of a pattern.
         for (at, _) in span.match_indices("::") {
             let owner = words(&span[..at]).last().unwrap_or("");
             let name = words(&span[at..]).next().unwrap_or("");

@@ -35,7 +35,7 @@ fn patterns_that_name_nothing_are_errors_with_near_names() {
     assert!(text.unwrap_err().to_string().contains("NaN"));
 }
 
-/// One infinite gradient leaves out one step, changes no weight and halves the loss scale.
+/// An infinite gradient skips one step, changes no weight and halves the loss scale.
 #[test]
 fn an_overflow_skips_one_step_and_backs_off() {
     let vars = VarMap::new();

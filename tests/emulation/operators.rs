@@ -1,4 +1,4 @@
-//! What the casts do to values and gradients.
+//! The effect of the casts on values and gradients.
 
 use crate::table::{Net, SIZE, ids};
 use candle_core::{DType, Device, Module, Tensor, Var};
@@ -6,7 +6,7 @@ use candle_nn::VarMap;
 use fp8::fp8_core::{Cast, Format, Overflow};
 use fp8::nn::{Linear, Matmul};
 use fp8::{Autocast, PrepareOptions, RecipeName, fp8_autocast, prepare_fp8, with_fp8};
-use fp8_test_support::flat;
+use fp8_test_support::{cpu_tensor, flat};
 
 /// The value after a cast to E5M2 without a scale.
 fn e5m2(x: f32) -> f32 {
@@ -14,23 +14,14 @@ fn e5m2(x: f32) -> f32 {
     Format::E5M2.decode(cast.encode(x, 0))
 }
 
-fn noise(shape: &[usize], seed: u32) -> Tensor {
-    let count: usize = shape.iter().product();
-    let values: Vec<f32> = (0..count as u32)
-        .map(|i| {
-            let bits = (i + 1)
-                .wrapping_mul(2654435761)
-                .wrapping_add(seed.wrapping_mul(40503));
-            (bits >> 8) as f32 / (1 << 23) as f32 - 1.
-        })
-        .collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
-}
-
 /// The output of a layer under `direct` is the cast of a product of casts.
 #[test]
 fn outputs_of_direct_are_casts_of_products_of_casts() {
-    let (x, w, b) = (noise(&[5, 24], 1), noise(&[7, 24], 2), noise(&[7], 3));
+    let (x, w, b) = (
+        cpu_tensor(1, &[5, 24]),
+        cpu_tensor(2, &[7, 24]),
+        cpu_tensor(3, &[7]),
+    );
     let layer = Linear::new(w.clone(), Some(b.clone())).with_path("fc");
     prepare_fp8(&layer, &PrepareOptions::default()).unwrap();
     let y = with_fp8(RecipeName::Direct, || layer.forward(&x)).unwrap();
@@ -65,13 +56,13 @@ fn overflow_shows_as_inf() {
 #[test]
 fn fused_outputs_leave_the_gradient_as_it_comes() {
     let (x, w) = (
-        Var::from_tensor(&noise(&[3, 4], 1)).unwrap(),
-        Var::from_tensor(&noise(&[2, 4], 2)).unwrap(),
+        Var::from_tensor(&cpu_tensor(1, &[3, 4])).unwrap(),
+        Var::from_tensor(&cpu_tensor(2, &[2, 4])).unwrap(),
     );
     let layer = Linear::new(w.as_tensor().clone(), None).with_path("fc");
     let options = PrepareOptions::default().with_output_fused("fc").unwrap();
     prepare_fp8(&layer, &options).unwrap();
-    // Results of gradients would be rounded too; they are not the matter here.
+    // Gradients would be rounded too, which this test does not cover.
     use fp8::config::{CastConfig, Fp8LinearConfig};
     let config = Fp8LinearConfig::from_recipe_name(RecipeName::Direct)
         .with_grad_input(CastConfig::disabled())
@@ -92,7 +83,7 @@ fn fused_outputs_leave_the_gradient_as_it_comes() {
     }
 }
 
-/// Outside of a guard and inside of a disabled one nothing is cast.
+/// Nothing is cast outside a guard or inside a disabled one.
 #[test]
 fn outside_a_guard_nothing_changes() {
     let vars = VarMap::new();
@@ -115,15 +106,15 @@ fn outside_a_guard_nothing_changes() {
 #[test]
 fn gradients_are_rounded_with_other_bits_each_time() {
     let run = |steps: usize| -> Vec<Vec<f32>> {
-        let w = Var::from_tensor(&noise(&[SIZE, SIZE], 5)).unwrap();
+        let w = Var::from_tensor(&cpu_tensor(5, &[SIZE, SIZE])).unwrap();
         let layer = Linear::new(w.as_tensor().clone(), None).with_path("fc");
         prepare_fp8(&layer, &PrepareOptions::default()).unwrap();
-        let x = noise(&[9, SIZE], 6);
+        let x = cpu_tensor(6, &[9, SIZE]);
         let step = |_| {
             let guard = fp8_autocast(RecipeName::Hybrid).unwrap();
             let y = layer.forward(&x).unwrap();
             guard.close().unwrap();
-            let loss = (y * &noise(&[9, SIZE], 7)).unwrap().sum_all().unwrap();
+            let loss = (y * &cpu_tensor(7, &[9, SIZE])).unwrap().sum_all().unwrap();
             flat(loss.backward().unwrap().get(&w).unwrap())
         };
         (0..steps).map(step).collect()

@@ -11,34 +11,10 @@ use fp8::{
     Autocast, CastEvent, CastObserver, PrepareOptions, Recipe, RecipeName, fp8_autocast, nn,
     prepare_fp8,
 };
+use fp8_test_support::{bits, cpu_tensor, fill};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-
-/// Values in -0.5..0.5, the same for the same seed.
-fn noise(len: usize, seed: u32) -> Tensor {
-    let values = (0..len as u32).map(|i| {
-        let bits = (i ^ seed).wrapping_mul(2654435761);
-        (bits >> 8) as f32 / (1 << 24) as f32 - 0.5
-    });
-    Tensor::from_iter(values, &Device::Cpu).unwrap()
-}
-
-/// Gives each variable values that depend on its name alone.
-fn fill(vars: &VarMap) {
-    for (name, var) in vars.data().lock().unwrap().iter() {
-        let seed = name
-            .bytes()
-            .fold(7u32, |seed, byte| seed.wrapping_mul(31) + u32::from(byte));
-        let values = noise(var.elem_count(), seed);
-        var.set(&values.reshape(var.shape()).unwrap()).unwrap();
-    }
-}
-
-fn bits_of(x: &Tensor) -> Vec<u32> {
-    let values = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
-}
 
 struct Run {
     vars: VarMap,
@@ -51,7 +27,7 @@ impl Run {
     fn new() -> Self {
         let vars = VarMap::new();
         let net = Net::new(&vars).unwrap();
-        fill(&vars);
+        fill(&vars, 7);
         prepare_fp8(&net, &PrepareOptions::default().with_operators(true)).unwrap();
         let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
         Self {
@@ -64,7 +40,7 @@ impl Run {
     /// The bits of a weight: forward casts hide small differences from the loss.
     fn weight(&self) -> Vec<u32> {
         let vars = self.vars.data().lock().unwrap();
-        bits_of(&vars["up.weight"])
+        bits(&vars["up.weight"])
     }
 
     fn step(&mut self) -> Vec<u32> {
@@ -113,7 +89,7 @@ fn a_resumed_run_draws_the_same_bits() {
     .unwrap();
     assert_eq!((0..3).map(|_| again.step()).collect::<Vec<_>>(), rest);
 
-    // The bits matter: the same weights with other draws give other losses.
+    // Random bits matter: the same weights with other draws give other losses.
     let mut other = Run::new();
     resume_training(
         &path,
@@ -209,7 +185,7 @@ fn a_weight_keeps_its_codes_until_it_changes() {
         let autocast = Autocast::new(recipe.clone()).with_cast_observer(&observer);
         let x = Tensor::ones((2, 64), DType::F32, &Device::Cpu).unwrap();
         for _ in 0..times {
-            // Other codes of the same weight push these out of the cache.
+            // Other codes of the same weight evict these from the cache.
             for format in [
                 RecipeName::Tensorwise,
                 RecipeName::Rowwise,
@@ -241,7 +217,7 @@ fn a_weight_keeps_its_codes_until_it_changes() {
 
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
-    // Larger than the parts that threads take, and with columns that are no multiple of the four words of a block.
+    // Larger than the parts that threads take, with a number of columns that is not a multiple of four, the words of a block.
     const ROWS: usize = 700;
     const COLS: usize = 203;
     let grads = |threads: usize| -> Vec<Vec<u32>> {
@@ -251,16 +227,16 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             nn::linear(64, COLS, vb.pp("up")).unwrap(),
             nn::linear(COLS, 61, vb.pp("down")).unwrap(),
         ];
-        fill(&vars);
+        fill(&vars, 7);
         for layer in &net {
             prepare_fp8(layer, &PrepareOptions::default()).unwrap();
         }
-        let x = noise(ROWS * 64, 5).reshape((ROWS, 64)).unwrap();
+        let x = cpu_tensor(5, &[ROWS, 64]);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
             .unwrap();
-        let mut bits = vec![];
+        let mut found = vec![];
         for _ in 0..2 {
             let guard = fp8_autocast(stochastic_everywhere()).unwrap();
             let handle = guard.handle();
@@ -270,10 +246,10 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             let grads = pool.install(|| loss.backward()).unwrap();
             let data = vars.data().lock().unwrap();
             for name in ["up.weight", "up.bias", "down.weight", "down.bias"] {
-                bits.push(bits_of(grads.get(&data[name]).unwrap()));
+                found.push(bits(grads.get(&data[name]).unwrap()));
             }
         }
-        bits
+        found
     };
     let one = grads(1);
     assert_eq!(one, grads(2));

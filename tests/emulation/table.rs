@@ -12,7 +12,7 @@ use fp8::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// One of each operator that is no convolution; of products a plain one and a batched one.
+/// One of each operator except convolutions; a plain and a batched product.
 #[derive(Fp8Module)]
 pub struct Net {
     words: Embedding,
@@ -94,7 +94,7 @@ fn observed(recipe: impl Into<Recipe>, options: PrepareOptions) -> Casts {
     casts.clone()
 }
 
-/// What section 8 of the toolkit's paper and code asks of the net above.
+/// What section 8 of the toolkit's paper, and its code, prescribe for the net above.
 fn expected(forward: (Format, Overflow)) -> Casts {
     let mut casts = Casts::new();
     let mut add = |layer: &str, inputs: usize, weight: bool, output: bool, first: bool| {
@@ -131,7 +131,7 @@ fn expected(forward: (Format, Overflow)) -> Casts {
     casts
 }
 
-/// The table of the report says what then happens.
+/// The table of the report agrees with what happens.
 #[test]
 fn the_report_shows_the_casts() {
     let options = with_operators()
@@ -148,7 +148,7 @@ fn the_report_shows_the_casts() {
     let mut shown = vec![];
     for row in &table.rows {
         for (operand, cast) in CAST_TENSORS.iter().zip(&row.casts) {
-            // The table knows no shapes; it marks what only one of the two products casts.
+            // The table does not depend on shapes; it marks tensors that only one of the two products casts.
             let marked = row.of_plain_products_only(*operand);
             assert!(!marked || ["scores", "batched"].contains(&row.path.as_str()));
             if let Some(cast) = cast.filter(|_| !marked || row.path == "scores") {
@@ -232,7 +232,7 @@ fn without_operators_only_layers_are_cast() {
     assert_eq!(casts, expected);
 }
 
-/// Results can be cast beside any other recipe.
+/// Any recipe can also cast results.
 #[test]
 fn results_of_other_recipes() {
     use fp8::config::{CastConfig, CastRounding};

@@ -9,7 +9,7 @@ use fp8::nn::{self, Linear, NamedTensor};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{Autocast, Error, FilesError, fp8_autocast, save_calibrated};
 use fp8_test_support::child::{child_under_a_file_size_limit, from_parent};
-use fp8_test_support::{assert_text, delayed, device, fill, prepare, tensor};
+use fp8_test_support::{assert_text, delayed, device, fill, prepare, skipped, tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -87,7 +87,7 @@ fn an_error_in_the_middle_of_the_file_keeps_the_old_one() {
     let before = snapshot(dir.path());
     drop(vars);
     let Ok(strange) = Tensor::from_raw_buffer(&[0; 16], DType::F6E2M3, &[16], &device()) else {
-        println!("skipped: this candle makes no F6E2M3 tensors");
+        skipped("this candle makes no F6E2M3 tensors");
         return;
     };
     let model = (net, NamedTensor::new("strange", strange));
@@ -153,7 +153,7 @@ fn under_a_file_size_limit() {
 #[test]
 fn a_write_cut_off_by_the_system_keeps_the_old_file() {
     if !cfg!(unix) {
-        println!("skipped: needs a Unix shell to set a file size limit");
+        skipped("needs a Unix shell to set a file size limit");
         return;
     }
     let (_vars, net) = calibrated(delayed(16));
@@ -205,7 +205,7 @@ fn mount(args: &[&str], dir: &Path) -> bool {
 #[test]
 fn a_full_disk_and_a_read_only_one_keep_the_old_file() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("skipped: this process may not mount a small file system");
+        skipped("this process may not mount a small file system");
         return;
     };
     let (_vars, net) = calibrated(delayed(16));
@@ -224,7 +224,7 @@ fn an_unwritable_directory_keeps_the_old_file() {
     let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
     set(0o555);
     if fs::write(dir.path().join("probe"), "").is_ok() {
-        println!("skipped: this process may write everywhere (root)");
+        skipped("this process may write everywhere (root)");
     } else {
         save_and_fail("unwritable", dir.path());
     }

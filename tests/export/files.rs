@@ -1,4 +1,4 @@
-//! Parameters that a model does not show, where the files go, and that both of them change together.
+//! Parameters that a model does not show, where the files go, and that both files change together.
 
 use candle_core::{DType, Module};
 use candle_nn::{VarBuilder, VarMap};
@@ -8,7 +8,7 @@ use fp8::nn::{self, Linear, NamedTensor};
 use fp8::{Error, ExportOptions, Fp8Module, save_calibrated, save_calibrated_with};
 use fp8_test_support::calibrated::{HIDDEN, IN, Net, calibrate, fresh, quantization, x};
 use fp8_test_support::child::{child, from_parent};
-use fp8_test_support::{assert_text, delayed, device, fill, prepare};
+use fp8_test_support::{assert_text, delayed, device, fill, prepare, skipped};
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -145,7 +145,7 @@ fn paths_that_are_not_regular_files_are_not_replaced() {
         fs::remove_file(dir.path().join(name)).unwrap();
         let pipe = Command::new("mkfifo").arg(dir.path().join(name)).status();
         if !pipe.is_ok_and(|status| status.success()) {
-            println!("skipped: no named pipes here");
+            skipped("no named pipes here");
             return;
         }
         let error = save_calibrated(&net, dir.path()).unwrap_err();
@@ -193,7 +193,7 @@ fn after_a_kill_the_model_and_its_configuration_belong_together() {
             .map_while(Result::ok)
             .filter(|line| line.contains("saved"));
         assert!(saves.nth(kills % 3).is_some(), "the child saves");
-        // By now the next save is somewhere on its way.
+        // By now the next save is under way.
         std::thread::sleep(std::time::Duration::from_micros(kills as u64 * 150));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -37,7 +37,7 @@ fn model(config: &GptConfig) -> Gpt {
     let gpt = Gpt::new(config, vb).unwrap();
     let mut initial = initial(config, 3);
     set_plain(&vars, |name, shape| {
-        // Ten times the usual spread, so that attention is far from even.
+        // Ten times the usual spread, so that attention is far from uniform.
         let value = initial(name, shape)?;
         Ok(value.map(|value| value * 10.).transpose()?)
     })
@@ -97,7 +97,7 @@ fn what_is_served_is_what_was_calibrated_to_the_bit() {
             let vb = var_builder(&[&report.model], DType::F32, &device()).unwrap();
             let served = logits(&Gpt::new(&config, vb).unwrap(), None);
             match name {
-                // One input scale for a tensor, made of the tensor itself: the file has the calibrated one.
+                // In training one input scale is computed from the tensor itself; the file has the calibrated scale.
                 RecipeName::Tensorwise | RecipeName::Current | RecipeName::Hybrid => {
                     assert_differ(&case, &served, &calibrated);
                 }

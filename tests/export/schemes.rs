@@ -57,7 +57,7 @@ fn every_granularity_is_exported_as_itself_and_served() {
         let loaded = Net::load(dir.path());
         let got = loaded.forward(&x()).unwrap();
         match input.granularity {
-            // One number that the file holds, or powers of two.
+            // A number stored in the file, or powers of two.
             Granularity::Tensorwise | Granularity::Mx => assert_same(&case, &got, &expected),
             _ => assert_served(&case, &got, &expected),
         }
@@ -163,7 +163,7 @@ fn recipes_that_the_format_cannot_express_are_refused() {
     }
 }
 
-/// Recipes pad the last group of a tensor, files have whole groups only.
+/// Recipes pad the last group of a tensor; files have whole groups only.
 #[test]
 fn features_that_do_not_divide_are_refused_or_stored_by_rows_or_in_high_precision() {
     for (recipe, groups) in [

@@ -9,6 +9,7 @@ use fp8::nn::InputScaling;
 use fp8::{
     Autocast, ExportOptions, ExportReport, fp8_autocast, save_calibrated, save_calibrated_with,
 };
+use fp8_test_support::rounding::{roundings, two_orders};
 use fp8_test_support::{
     assert_close, assert_differ, assert_same, assert_served, assert_text, delayed, device, recipes,
     skipped_on_cuda, tensor, var,
@@ -149,7 +150,7 @@ fn powers_of_two_of_inputs_are_announced_only_when_asked_for() {
     };
     let in_memory = eval(&net, RecipeName::Rowwise, &ids(2));
 
-    // A reader of metadata and one that knows none compute the same.
+    // Readers with and without the metadata compute the same.
     let usual = dir();
     let report = save_calibrated(&net, usual.path()).unwrap();
     assert_eq!(told(&report), None);
@@ -169,7 +170,7 @@ fn powers_of_two_of_inputs_are_announced_only_when_asked_for() {
     assert_rowwise(&loaded, true);
     assert_same("asked for", &loaded.forward(&ids(2)).unwrap(), &in_memory);
 
-    // The same holds for what was loaded.
+    // The same holds for a loaded model.
     let again = dir();
     let report = save_calibrated(&loaded, again.path()).unwrap();
     assert_eq!(told(&report), None);
@@ -211,7 +212,7 @@ fn gradients_pass_through_a_loaded_layer() {
         "grad_x",
         grads.get(&x).unwrap(),
         &go.matmul(&weight).unwrap(),
-        1e-6,
+        two_orders(roundings(HIDDEN)),
     );
 }
 

@@ -1,4 +1,4 @@
-//! A calibrated model in the names and configurations of other families.
+//! A calibrated model written with the names and configurations of other families.
 
 use crate::net::*;
 use candle_core::Device;

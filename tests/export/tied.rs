@@ -80,7 +80,7 @@ fn left_out(
         .clone()
 }
 
-/// Other engines have the layer, look for its scale unless it is named, and make one up.
+/// Other engines expect a scale for the layer unless it is listed as ignored, and invent one.
 #[test]
 fn a_head_that_is_the_embedding_is_left_out_by_name_in_every_spelling() {
     let config = "config.json";
@@ -112,7 +112,7 @@ fn a_head_that_is_the_embedding_is_left_out_by_name_in_every_spelling() {
     }
 }
 
-/// Hidden states do without it, so that the model has none of its tensors.
+/// A model that gives hidden states has no pooler, and so none of its tensors.
 #[test]
 fn the_pooler_of_an_encoder_is_left_out_by_name() {
     let config = json!({

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 type Result<T> = anyhow::Result<T>;
 
-/// What counts as the same logits: other orders of sums stay above, one code that flips falls far below.
+/// Logits above this count as the same: other orders of sums stay above it, a single changed code falls far below.
 ///
-/// But for codes next to zero. There an input is what is left of a sum, with an error of the order of f32's epsilon times the
+/// An exception are codes next to zero. There an input is what is left of a sum, with an error of the order of f32's epsilon times the
 /// largest input of its group, and codes lie 1/448/512 of that apart: of the hundred thousand inputs of a folder about ten are so
 /// small, and each has a chance of a few percent to lie within its error of an edge. The sums of the portable products, which
 /// scale both operands before they multiply, meet one such edge in `ct_block128` (101 dB); the tiles of vector units meet none.
@@ -48,7 +48,7 @@ fn expected(dir: &Path, name: &str) -> Result<Tensor> {
         .ok_or_else(|| anyhow::anyhow!("{dir:?} has no {name}"))
 }
 
-/// 20 log10 of the norm over that of the difference.
+/// 20 log10 of the norm of `expected` over the norm of the difference.
 fn decibels(expected: &Tensor, got: &Tensor) -> Result<f64> {
     let norm = |x: &Tensor| -> Result<f64> {
         let squares = x.to_dtype(DType::F64)?.sqr()?.sum_all()?;
@@ -79,7 +79,7 @@ fn check(name: &str) -> Result<()> {
     println!("{name}: {db:.1} dB");
     assert!(db >= same_db(), "{name}: {db:.1} dB");
     let tokens = ids.dim(1)?;
-    // One number for the inputs of the whole batch depends on what is in it.
+    // One scale for the inputs of the whole batch depends on the batch.
     if name == "torchao_tensor" {
         return Ok(());
     }

@@ -24,7 +24,7 @@ fn mixtures_of_transformers_5() -> Result<()> {
     Ok(())
 }
 
-/// Whether experts lie in one tensor or not, they have the same names here, and nothing else is known of them.
+/// Experts get the same names whether a file holds them in one tensor or in several.
 #[test]
 fn experts_have_names_of_their_own() -> Result<()> {
     let [apart, fused, ..] = FOLDERS.map(|name| Checkpoint::open_dir(folder(name)));

@@ -99,7 +99,7 @@ fn config(quantization: bool) -> Result<Value> {
     Ok(config)
 }
 
-/// What it is, how tensors are called, `params.json` and `config.json`.
+/// Description, names of tensors, `params.json` and `config.json`.
 type Case = (
     &'static str,
     fn(&str) -> String,

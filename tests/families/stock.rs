@@ -41,7 +41,7 @@ fn a_stock_llama_runs_from_every_family() -> Result<()> {
     Ok(())
 }
 
-/// A BERT with weights without a pattern, in high precision.
+/// A BERT with pseudo-random weights in high precision.
 fn write_bert(dir: &Path) -> Result<()> {
     let (d, inner, vocab) = (256, 384, 50);
     let mut shapes: Vec<(String, Vec<usize>)> = vec![

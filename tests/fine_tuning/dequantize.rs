@@ -1,4 +1,4 @@
-//! All weights of a checkpoint into variables.
+//! Copying all weights of a checkpoint into variables.
 
 use crate::families::*;
 use crate::support::*;
@@ -67,7 +67,7 @@ fn llamas_of_compressed_tensors_come_in_whole() -> Outcome {
     Ok(())
 }
 
-/// Fails, and changes nothing.
+/// Expects an error, and that nothing changes.
 #[track_caller]
 fn refused(vars: &VarMap, path: &Path, options: DequantizeOptions) -> FilesError {
     let before = bits(vars);
@@ -113,7 +113,7 @@ fn names_without_a_counterpart_are_named() -> Outcome {
         }
         other => panic!("{other:?}"),
     }
-    // By leave they are reported, and the others set.
+    // If allowed, they are reported and the others are set.
     let options = strict.allow_missing(true).allow_unused(true);
     let report = dequantize_into_with(&other, &[&path], &options)?;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! A file of every family of FP8 checkpoints, and the values in it.
+//! A file of every family of FP8 checkpoints, and its values.
 
 use crate::support::device;
 use candle_core::DType;

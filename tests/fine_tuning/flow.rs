@@ -1,4 +1,4 @@
-//! From one file to the next: load, train, export.
+//! Load a file, train, export the next file.
 
 use crate::support::*;
 use candle_core::{DType, Tensor};
@@ -11,7 +11,7 @@ use fp8_recipes::{
 };
 use serde_json::Value;
 
-/// A prepared model that has run before sees its new weights: `VarMap::save`, then FP8.
+/// A prepared model that has already run uses weights that are loaded later.
 #[test]
 fn plain_weights_go_into_a_prepared_model() -> Outcome {
     let dir = tempfile::tempdir()?;
@@ -50,13 +50,16 @@ fn from_an_fp8_file_to_the_next() -> Outcome {
     let (vars, net) = fresh(9, DType::F32);
     let report = dequantize_into(&vars, &[&file])?;
     assert_eq!(report.dequantized, ["down.weight", "up.weight"]);
-    // What the file computes, but for the cast of its inputs.
+    // What the file computes, without the cast of its inputs.
     let served = with_disabled(|| forward(&load(&file), &x));
     assert_close(
         "dequantized",
         &forward(&net, &x),
         &served,
-        if on_cuda() { 1e-2 } else { 1e-5 },
+        match on_cuda() {
+            true => 1e-2,
+            false => two_orders(roundings(IN) + roundings(HIDDEN)),
+        },
     );
 
     prepare_fp8(&net, &Default::default())?;

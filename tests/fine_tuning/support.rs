@@ -1,13 +1,14 @@
 //! Data and models.
 
-use candle_core::{DType, Module, Tensor, Var};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::load::var_builder;
 use fp8_recipes::nn::{self, Linear};
 use fp8_recipes::{
     Autocast, ExportOptions, Recipe, fp8_autocast, prepare_fp8, save_calibrated_with,
 };
-pub use fp8_test_support::{device, flat, on_cuda, tensor};
+pub use fp8_test_support::rounding::{roundings, two_orders};
+pub use fp8_test_support::{assert_close, device, flat, named, on_cuda, tensor};
 use std::path::{Path, PathBuf};
 
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -15,30 +16,11 @@ pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 pub const IN: usize = 64;
 pub const HIDDEN: usize = 96;
 
-/// Every element within `tolerance` of the largest expected magnitude.
-#[track_caller]
-pub fn assert_close(case: &str, got: &Tensor, expected: &Tensor, tolerance: f32) {
-    assert_eq!(got.dims(), expected.dims(), "{case}: shape");
-    let (got, expected) = (flat(got), flat(expected));
-    let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
-    for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
-        assert!(
-            (g - e).abs() <= tolerance * largest,
-            "{case}: element {i}: got {g}, expected {e}"
-        );
-    }
-}
-
-pub fn named(vars: &VarMap) -> Vec<(String, Var)> {
-    let data = vars.data().lock().unwrap();
-    let mut all: Vec<_> = data.iter().map(|(n, v)| (n.clone(), v.clone())).collect();
-    all.sort_by(|a, b| a.0.cmp(&b.0));
-    all
-}
-
 pub fn bits(vars: &VarMap) -> Vec<Vec<u32>> {
-    let of = |(_, var): &(String, Var)| flat(var).into_iter().map(f32::to_bits).collect();
-    named(vars).iter().map(of).collect()
+    let vars = named(vars);
+    vars.iter()
+        .map(|(_, var)| fp8_test_support::bits(var))
+        .collect()
 }
 
 /// Two layers, `up` and `down`, with a ReLU between them.
@@ -56,7 +38,7 @@ pub fn forward([up, down]: &Net, x: &Tensor) -> Tensor {
     down.forward(&x).unwrap()
 }
 
-/// The net over variables of its own, of values that the seed gives.
+/// The net over its own variables, with values from the seed.
 pub fn fresh(seed: u64, dtype: DType) -> (VarMap, Net) {
     let vars = VarMap::new();
     let net = net(VarBuilder::from_varmap(&vars, dtype, &device())).unwrap();

@@ -1,10 +1,14 @@
-//! What the tests of the guard share.
+//! Helpers of the guard's tests.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Module, Tensor, Var};
 use fp8::config::Recipe;
 use fp8::{Autocast, AutocastGuard, fp8_autocast};
-use fp8_test_support::{Layer, assert_same, flat};
+use fp8_test_support::{Layer, assert_same, flat, rounding::UNIT};
+
+/// How far a product of a cast input and a cast weight may be off, as a share of it: each of the four scales and the products with
+/// them is rounded.
+pub const SCALED: f64 = 8. * UNIT;
 
 pub fn recipe(name: &str) -> Recipe {
     name.parse().unwrap()

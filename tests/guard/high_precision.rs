@@ -79,7 +79,7 @@ fn without_fp8_the_layer_equals_candle_nns_to_the_bit() {
                     let got = run(&layer, &layer.linear, &x, &go, guards);
                     assert_all_same(&case(&format!("not prepared, {name}")), &got, &expected);
                 }
-                // The comparison is able to notice FP8.
+                // The comparison notices FP8.
                 for (name, guards) in &fp8_contexts {
                     let got = run(&layer, &prepared.linear, &x, &go, guards);
                     assert_differ(&case(name), &got[0], &expected[0]);

@@ -165,7 +165,7 @@ fn a_loss_scaler_backs_off() {
         assert!(left_out.skipped() && left_out.non_finite() > 0, "{name}");
         let casts = left_out.non_finite_casts().unwrap();
         assert_eq!(slots(&casts)[0], "fc2.grad_output", "{name}");
-        // Neither the scaler's nor the optimizer's own look is left over.
+        // Neither the scaler's nor the optimizer's result remains.
         assert!(!step(1e-6).skipped(), "{name}");
         assert_eq!((adamw.steps().unwrap(), scaler.loss_scale()), (1, 32768.));
         assert!(before != bits(&adamw));
@@ -246,7 +246,7 @@ fn backward_passes_after_several_forward_passes_count() {
         drop((losses, loss));
         assert_eq!(adamw.apply(&grads).unwrap().skipped().unwrap(), expected);
     }
-    // A forward pass without a backward pass, as of a batch that is passed over, vetoes nothing.
+    // A forward pass without a backward pass, as for a skipped batch, vetoes nothing.
     of(&x);
     let grads = of(&good).mean_all().unwrap().backward().unwrap();
     assert!(!adamw.apply(&grads).unwrap().skipped().unwrap());
@@ -358,7 +358,7 @@ fn the_first_culprit_is_remembered() {
             let (grads, summary) = step(&model, &recipe, 1, 1.);
             let report = adamw.apply(&grads).unwrap();
             assert!(report.skipped().unwrap(), "{name} step {i}");
-            // The weight is cast in the first of these steps only, and causes what is seen in all.
+            // The weight is cast in the first of these steps only, and is the cause in all of them.
             assert_eq!(
                 slots(&summary.non_finite().unwrap())[0],
                 "fc1.weight",
@@ -377,7 +377,7 @@ fn the_first_culprit_is_remembered() {
         );
         assert!(text.contains("max_skipped_steps = 4"), "{text}");
         assert!(matches!(error, OptimError::TooManySkipped { .. }));
-        // Mended, it goes on.
+        // After the repair training continues.
         weight.set(&healthy).unwrap();
         let (grads, summary) = step(&model, &recipe, 1, 1.);
         assert!(!adamw.apply(&grads).unwrap().skipped().unwrap(), "{name}");
@@ -385,7 +385,7 @@ fn the_first_culprit_is_remembered() {
     }
 }
 
-/// Weights that a foreign optimizer has made NaN are consequences: the gradient came first.
+/// Weights that another optimizer made NaN are a consequence: the gradient came first.
 #[test]
 fn consequences_of_later_steps_are_not_taken_for_the_cause() {
     let model = Mlp::new(DType::F32);

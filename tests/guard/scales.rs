@@ -149,7 +149,7 @@ fn the_scale_of_a_step_comes_from_the_steps_before() {
         let got = y(initial, x, steps);
         let case = format!("{initial:?}, x = {x}, step {steps}");
         assert!(
-            (got - expected).abs() <= 1e-6 * expected,
+            f64::from((got - expected).abs()) <= SCALED * f64::from(expected),
             "{case}: got {got}, expected {expected}"
         );
     }
@@ -171,7 +171,7 @@ fn the_first_batch_with_a_usable_amax_sets_the_initial_scale() {
         );
         let y = flat(&train(&layer, recipe(), &x, &go))[0];
         assert!(
-            (y - 0.15).abs() < 1e-6,
+            f64::from((y - 0.15).abs()) <= SCALED * 0.15,
             "after {case}: y = {y}, expected 0.15"
         );
         assert_eq!(

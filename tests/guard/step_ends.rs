@@ -1,4 +1,4 @@
-//! How steps end: closed, aborted, left by an error, or while something still uses them.
+//! How steps end: closed, aborted, by an error, or while something still uses them.
 
 use crate::helpers::{amax, backward};
 use candle_core::{Module, Tensor};
@@ -31,11 +31,11 @@ fn an_aborted_step_leaves_no_trace() {
     let y = layer.linear.forward(&louder(&x)).unwrap();
     backward(&y, &louder(&go));
     guard.abort();
-    // Nor does a late backward pass of the aborted step count.
+    // A late backward pass of the aborted step does not count either.
     backward(&y, &louder(&go));
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before);
-    // The next step goes on as if the aborted one had not been.
+    // The next step continues as if the aborted one had not happened.
     let (control, ..) = trained();
     for layer in [&layer, &control] {
         let guard = fp8_autocast(delayed(4)).unwrap();
@@ -59,7 +59,7 @@ fn a_closure_that_fails_leaves_no_trace() {
     assert!(error.is_err());
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before);
-    // Every error type that can be made from ours will do.
+    // Any error type that converts from ours works.
     let error = with_fp8(delayed(4), || -> Result<(), Box<dyn std::error::Error>> {
         layer.linear.forward(&louder(&x))?;
         Err("the loss is not finite".into())
@@ -106,7 +106,7 @@ fn inner_guards_and_handles_fail_after_their_guard_has_closed() {
     guard.close().unwrap();
     let before = slots(&layer.linear);
 
-    // The inner guard is still open: whoever computes in it learns that the outer one is closed.
+    // The inner guard is still open: computing in it reports that the outer one is closed.
     let error = layer.linear.forward(&louder(&x)).unwrap_err();
     assert_text("inner guard", error, &["is closed"]);
     inner.close().unwrap();

@@ -198,7 +198,7 @@ fn a_guard_kept_until_its_thread_ends_closes_its_step() {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {
         return;
     }
-    // What a thread uses first is dropped last: the guard, or the frames of the thread's guards.
+    // Thread-locals are dropped in the reverse order of their first use: the guard, or the frames of the thread's guards.
     for frames_first in [false, true] {
         let layer = Layer::prepared("fc", 99, 4, 8);
         let x = tensor(98, &[5, 8]);

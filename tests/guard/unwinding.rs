@@ -1,4 +1,4 @@
-//! Guards left by a panic, and guards closed out of order.
+//! Guards dropped by a panic, and guards closed out of order.
 
 use crate::helpers::*;
 use candle_core::{Module, Tensor};

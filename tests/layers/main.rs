@@ -1,4 +1,4 @@
-//! Layers: the FP8 linear layer, conversion of models to it, and what other libraries computed.
+//! Layers: the FP8 linear layer, conversion of models, and results of other libraries.
 
 mod conversion;
 mod goldens;

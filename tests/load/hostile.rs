@@ -11,7 +11,9 @@ use fp8::optim::{AdamW, AdamWConfig, OptimError};
 use fp8::read::{MAX_CONFIG, open_regular, read_bytes, read_text, read_text_if_present};
 use fp8::{Error, FilesError, fp8_autocast, nn};
 use fp8_test_support::files::{codes, f32s, raw, write, write_with};
-use fp8_test_support::{Mlp, assert_text, delayed, device, fill, flat, of, prepare, tensor};
+use fp8_test_support::{
+    Mlp, assert_text, delayed, device, fill, flat, of, prepare, skipped, tensor,
+};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -232,7 +234,7 @@ fn a_pipe_in_place_of_the_configuration_is_refused() {
         .status()
         .is_ok_and(|status| status.success())
     {
-        println!("skipped: no named pipes here");
+        skipped("no named pipes here");
         return;
     }
     let error = Checkpoint::open(&[&path]).unwrap_err();
@@ -263,7 +265,7 @@ fn texts_are_read_up_to_a_limit() {
 
 /// Parsed, 60 MB of JSON took 1.2 GB.
 #[test]
-fn a_configuration_beyond_all_that_exist_is_refused() {
+fn a_configuration_above_the_size_limit_is_refused() {
     let dir = dir();
     let path = dir.path().join("model.safetensors");
     write(&path, &[("a", Dtype::F32, &[1], &f32s(&[1.]))]);

@@ -1,4 +1,4 @@
-//! Files that others made: what is loaded from them, and what is refused.
+//! Files from other tools: how they load, and which are refused.
 
 mod config;
 mod hostile;

@@ -222,7 +222,7 @@ fn patterns_that_would_take_forever_are_given_up() {
         let mut config = compressed("float-quantized", Value::Null, Value::Null);
         config["quantization_config"]["config_groups"] = json!({"a": group});
         write_config(dir.path(), &config);
-        // None of them matches this layer, whether matching gives up or not.
+        // None of them matches this layer; matching may also give up.
         let error = layer(dir.path()).unwrap_err();
         assert!(error.len() < 2_000, "{} bytes of text", error.len());
     }

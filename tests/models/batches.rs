@@ -128,7 +128,7 @@ fn the_caller_ends_a_row_or_all() -> Result<()> {
 }
 
 #[test]
-fn nothing_asked_gives_nothing() -> Result<()> {
+fn no_prompt_or_no_new_tokens_gives_no_tokens() -> Result<()> {
     let options = GenerationOptions::default().with_max_new_tokens(0);
     let (outputs, tokens) = all(&prompts(), &options)?;
     assert!(tokens.is_empty());
@@ -142,7 +142,7 @@ fn nothing_asked_gives_nothing() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_run_is_refused_before_it_runs() {
+fn invalid_prompts_are_refused_before_the_model_runs() {
     let options = GenerationOptions::default().with_max_new_tokens(5);
     let refused = |prompts: &[Vec<u32>], options: &GenerationOptions| match all(prompts, options) {
         Err(Error::Text(error)) => error,
@@ -187,7 +187,7 @@ fn what_cannot_run_is_refused_before_it_runs() {
     );
 }
 
-/// A real network too: inputs with a scale per token, so that rows do not know each other.
+/// Also with a real network whose inputs have a scale per token, so that rows are independent.
 #[test]
 fn each_prompt_of_an_fp8_model_gets_what_it_gets_alone() -> Result<()> {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,5 +1,6 @@
-//! Real models, if the environment names a directory of them.
+//! Real models from a directory that an environment variable names.
 
+use fp8_test_support::skipped;
 use std::path::PathBuf;
 
 /// The directory of such models: `smollm2/` has a GGUF file, `minilm/` the files of a directory.
@@ -17,7 +18,7 @@ pub fn real_model(name: &str, extension: &str) -> Option<PathBuf> {
     files.sort();
     let first = files.into_iter().next();
     if first.is_none() {
-        println!("skipped: no .{extension} file in {}", dir.display());
+        skipped(&format!("no .{extension} file in {}", dir.display()));
     }
     first
 }
@@ -27,12 +28,12 @@ pub fn real_dir(name: &str) -> Option<PathBuf> {
     let dir = match std::env::var_os(VARIABLE) {
         Some(dir) => PathBuf::from(dir).join(name),
         None => {
-            println!("skipped: {VARIABLE} names no directory with `{name}`");
+            skipped(&format!("{VARIABLE} names no directory with `{name}`"));
             return None;
         }
     };
     if !dir.is_dir() {
-        println!("skipped: {} is no directory", dir.display());
+        skipped(&format!("{} is not a directory", dir.display()));
         return None;
     }
     Some(dir)

@@ -51,7 +51,7 @@ fn byte_tokenizer(alphabet: &str) -> (tempfile::TempDir, Tokenizer) {
     (dir, tokenizer)
 }
 
-/// What each token gave, and what came at the end.
+/// The text from each token, and the rest at the end.
 fn pieces(tokenizer: &Tokenizer, ids: &[u32], stops: &[String]) -> Result<Vec<String>> {
     let mut stream = TextStream::new(tokenizer, stops);
     let mut pieces = vec![];
@@ -63,7 +63,7 @@ fn pieces(tokenizer: &Tokenizer, ids: &[u32], stops: &[String]) -> Result<Vec<St
 }
 
 #[test]
-fn no_half_character_ever_comes_out() -> Result<()> {
+fn a_character_is_shown_only_when_it_is_complete() -> Result<()> {
     let text = "aé😀 – 你好!";
     let (_dir, tokenizer) = byte_tokenizer(text);
     assert_eq!(tokenizer.eos().len(), 1);
@@ -78,7 +78,7 @@ fn no_half_character_ever_comes_out() -> Result<()> {
 }
 
 #[test]
-fn bytes_that_are_no_text_come_when_nothing_can_follow() -> Result<()> {
+fn invalid_utf_8_is_shown_once_no_later_token_can_complete_it() -> Result<()> {
     let (_dir, tokenizer) = byte_tokenizer("é😀x");
     let ids = tokenizer.encode("é😀x", false)?;
     // The first two bytes of the emoji, then an x; then half an é at the very end.
@@ -97,7 +97,7 @@ fn a_stop_text_over_several_tokens_is_never_shown() -> Result<()> {
     assert_eq!(shown("a\n#b\n\n#c\n\n##abc")?, "a\n#b\n\n#c");
     assert_eq!(shown("\n\n\n##a")?, "\n");
     assert_eq!(shown("abéc")?, "ab");
-    // What could have been one comes at the end.
+    // Text that could have started a stop text is shown at the end.
     assert_eq!(shown("ab\n\n#")?, "ab\n\n#");
     let steps = pieces(&tokenizer, &ids("a\n\nb")?, &stops)?;
     assert_eq!(steps, ["a", "", "", "\n\nb", ""]);

@@ -1,4 +1,4 @@
-//! Tokenizers of damaged files: errors that name the file, from loading, encoding or decoding.
+//! Damaged tokenizer files: loading, encoding or decoding gives an error that names the file.
 
 use fp8::models::{Error, GenerationOptions, Result, TextError, Tokenizer};
 use rand::rngs::StdRng;
@@ -101,7 +101,7 @@ fn mutated_files_never_panic() {
                     0 => text[at] = b"0123456789\"[]{},:-aABP#"[rng.random_range(0..23)],
                     1 => drop(text.drain(at..end)),
                     2 => text.splice(at..at, text[at..end].to_vec()).for_each(drop),
-                    // A digit, which JSON survives.
+                    // A changed digit is still JSON.
                     _ => match text.iter().skip(at).position(u8::is_ascii_digit) {
                         Some(digit) => text[at + digit] = rng.random_range(b'0'..=b'9'),
                         None => continue,
@@ -117,7 +117,7 @@ fn mutated_files_never_panic() {
     assert!(refused > 500, "{refused} of 3000");
 }
 
-/// A change of a file that the crate believes.
+/// A change that the tokenizers crate accepts.
 type Change = fn(&mut Value);
 
 #[test]
@@ -183,7 +183,7 @@ fn files_beside_a_model_are_regular_and_of_a_size() {
         let error = open().expect_err(name);
         assert!(error.contains(name) && error.contains("device"), "{error}");
         std::fs::remove_file(path(name)).expect("removed");
-        // A file with a hole takes no disk.
+        // A sparse file takes no disk space.
         let file = std::fs::File::create(path(name)).expect("a file");
         file.set_len(1 << 40).expect("a long file");
         let error = open().expect_err(name);
@@ -199,7 +199,7 @@ fn files_beside_a_model_are_regular_and_of_a_size() {
 }
 
 #[test]
-fn a_chat_template_that_is_no_text_is_an_error() {
+fn a_chat_template_that_is_not_utf_8_is_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);
     std::fs::write(path("tokenizer.json"), files()[0].to_string()).expect("written");

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 pub const VOCAB: usize = 50;
 
-/// Logits from a hash of the row so far. A small Llama makes the caches; the tokens of the one made last are kept here.
+/// Logits from a hash of the row so far. A small Llama makes the caches; this type keeps the tokens of the newest one.
 pub struct Toy {
     llama: Llama,
     rows: RefCell<Vec<Vec<u32>>>,
@@ -49,7 +49,7 @@ impl CausalLm for Toy {
     fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let logits = self.forward_cached(ids, cache)?;
         let last = logits.narrow(1, logits.dim(1)? - 1, 1)?;
-        // As a model in half precision gives them.
+        // In bf16, as a model in half precision gives them.
         Ok(last.squeeze(1)?.to_dtype(DType::BF16)?)
     }
 

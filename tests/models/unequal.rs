@@ -6,6 +6,7 @@ use fp8::models::{
     CausalLm, Error, FinishReason, GenerationOptions, KvCache, Llama, LlamaConfig, Result,
     TextError, generate,
 };
+use fp8_test_support::{assert_close, rounding::two_orders};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -120,7 +121,7 @@ fn prompts_of_all_lengths_run_together_and_get_what_they_get_alone() {
         let model = model(&more);
         let together = run(&model, &prompts(), &options);
         let calls = model.calls.take();
-        // Five lengths, and after them one call a token for all rows.
+        // One call for each of the five lengths, then one call per token for all rows.
         assert_eq!(calls.len(), 5 + 79, "{case}");
         assert!(
             calls[5..].iter().all(|shape| *shape == [6, 1]),
@@ -153,7 +154,10 @@ fn a_cache_takes_memory_as_it_fills() -> Result<()> {
     assert_eq!(cache.len(), 90);
     assert!(cache.size_in_bytes() <= 200 * token);
     let last = last.expect("logits");
-    fp8_test_support::assert_close("grown", &last, &whole.narrow(1, 89, 1)?.squeeze(1)?, 1e-4);
+    // Two blocks of sums over 32 features (norms, projections), 48 (the MLP) and 90 keys, and the head.
+    let roundings = 2 * (5 * 32 + 48 + 90) + 32;
+    let expected = whole.narrow(1, 89, 1)?.squeeze(1)?;
+    assert_close("grown", &last, &expected, two_orders(roundings));
     let endless = model.new_cache(1, 1 << 50);
     assert!(
         matches!(endless, Err(Error::CacheMemory { .. })),

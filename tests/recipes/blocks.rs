@@ -1,4 +1,4 @@
-//! Microscaling against torchao's cast, blocks against DeepSeek's (`tests/golden/blocks.py` made the data).
+//! Microscaling casts against torchao, blocks against DeepSeek. `tests/golden/blocks.py` made the data.
 
 use candle_core::{DType, Module, Tensor, Var};
 use fp8::config::{CastConfig, Fp8LinearConfig, Gemm, ResolvedConfig};
@@ -25,7 +25,7 @@ fn bytes(x: &Tensor) -> Vec<u8> {
     x.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Elements that differ, in a message that names the first.
+/// Fails if elements differ; the message counts them and shows the first.
 #[track_caller]
 fn assert_equal<T: PartialEq + std::fmt::Debug>(what: &str, got: &[T], expected: &[T]) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -114,14 +114,14 @@ fn blockwise_casts_as_deepseek() {
     }
 }
 
-/// Blocks that no tile of a processor has, alone and against one scale per tensor.
+/// Block sizes that fit no tile of a processor, alone and against one scale per tensor.
 #[test]
 fn large_gradients_stay_finite_in_odd_blocks() {
     let kinds = [
         CastConfig::dynamic_blockwise(3, 5),
         CastConfig::dynamic_tensorwise(),
     ];
-    // All fits f32 by far.
+    // Far below the largest f32.
     let go = (tensor(3, &[6, 20]) * 1e36).unwrap();
     for combination in 0..8 {
         let kind = |operand: usize| kinds[combination >> operand & 1];

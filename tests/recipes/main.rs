@@ -1,4 +1,4 @@
-//! Recipes of their own for some layers, block and microscaling recipes against their peers, statistics of casts.
+//! Layers with their own recipes, block and microscaling recipes against other libraries, statistics of casts.
 
 mod blocks;
 mod mixed;

@@ -69,7 +69,7 @@ fn eval(model: &Stack, recipe: RecipeName, x: &Tensor) -> Tensor {
     with_fp8(autocast, || model.forward(x)).unwrap()
 }
 
-/// One training step; the loss before it.
+/// One training step. Returns the loss before it.
 fn step(model: &Stack, vars: &VarMap, optimizer: &mut AdamW, seed: u64) -> f32 {
     let y = with_fp8(RecipeName::Delayed, || model.forward(&x(seed))).unwrap();
     let loss = y.sqr().unwrap().mean_all().unwrap();
@@ -87,7 +87,7 @@ fn optimizer(vars: &VarMap) -> AdamW {
 fn each_layer_computes_by_its_own_recipe_in_training_and_evaluation() {
     let (vars, model) = mixed(1);
     let (x, hidden) = (x(2), tensor(3, &[12, SIZES[3]]));
-    // The first layer under any guard, against the same layer of a model without recipes of its own.
+    // Under any guard the first layer equals the same layer of a model without recipes of its own.
     let (plain_vars, plain) = {
         let vars = VarMap::new();
         let model = Stack::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
@@ -186,7 +186,7 @@ fn calibrated_and_loaded_it_gives_the_logits_in_memory_to_the_bit() {
         let expected = eval(&model, RecipeName::Delayed, &x(seed));
         assert_same("served", &served.forward(&x(seed)).unwrap(), &expected);
     }
-    // What was loaded is written as it is, with the same scales of inputs.
+    // A loaded layer is written unchanged, with the same input scales.
     let again = tempfile::tempdir().unwrap();
     let copy = save_calibrated_with(&served, again.path(), &recipes_own).unwrap();
     let (first, second) = (
@@ -310,7 +310,7 @@ fn layers_that_a_step_does_not_use_keep_their_own_rule() {
         before[1].0.iter().all(|&amax| amax == 0.),
         "rowwise keeps none"
     );
-    // Only the layer with the short window and the other format, then only one that follows the guard.
+    // First only the layer with the short window and the other format is used, then only one that follows the guard.
     pass(&[0], 9);
     assert_eq!([1, 2, 3].map(state)[..], before[1..]);
     let before = [0, 1, 2].map(state);

@@ -34,7 +34,7 @@ fn the_last_pattern_that_names_a_layer_counts() {
         Some(RecipeName::Rowwise.into())
     );
 
-    // What is said later counts anew, also that nothing is said.
+    // A later setting replaces an earlier one, even with nothing.
     prepare_fp8(&mlp, &PrepareOptions::default()).unwrap();
     assert_eq!(mlp.up.fp8_state().unwrap().own_recipe(), None);
 }

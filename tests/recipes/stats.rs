@@ -49,7 +49,7 @@ fn every_recipe_and_both_passes_are_measured_and_nothing_changes() {
             );
             assert_eq!(row.non_finite, 0);
             // Three bits of mantissa give 31 dB, two bits 25, and less where values are subnormal.
-            // What was cast as an output is exact as a gradient.
+            // A gradient that was already cast as an output is exact.
             let exact = name == RecipeName::Direct && operand == "grad_output";
             assert_eq!(row.sqnr_db.is_none(), exact, "{name} {operand}: {row:?}");
             assert!(

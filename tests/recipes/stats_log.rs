@@ -61,7 +61,7 @@ fn every_nth_step_is_a_line_for_each_cast_and_a_resumed_run_goes_on() {
     assert_eq!(amaxes[0].1, [(0, 1.), (3, 8.), (6, 64.), (9, 512.)]);
     let scales = &curves.of(StatsQuantity::QuantScale)[0].1;
     assert_eq!(scales[..], [(0, 448.), (3, 56.), (6, 7.), (9, 0.875)]);
-    // Scaled by its own amax, a tensor is the same in all steps.
+    // Scaled by its own amax, the tensor is the same in all steps.
     let noise = &curves.of(StatsQuantity::Sqnr)[0].1;
     assert!(
         noise
@@ -103,7 +103,7 @@ fn a_drawing_holds_a_line_for_each_cast() {
     assert!(empty.ends_with("</svg>\n") && !empty.contains("NaN"));
 }
 
-/// The labels at the left of the panels, from the top to the bottom of the file; names beside them; operands over them.
+/// The labels left of the panels, from top to bottom, the names beside them and the operands above them.
 fn texts(svg: &str) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
     let after = |mark: &'static str, end: &'static str| -> Vec<&str> {
         let parts = svg.split(mark).skip(1);

@@ -7,7 +7,8 @@ use fp8::nn::{self, ModuleT};
 use fp8::optim::AdamWConfig;
 use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 use fp8::scaled::{Array, Layer, Scaled, ScaledVar, ScaledVarMap, as_scaled};
-use fp8_test_support::apart;
+use fp8_test_support::rounding::{roundings, two_orders};
+use fp8_test_support::{apart, largest};
 use std::collections::HashMap;
 
 #[derive(Fp8Module)]
@@ -73,6 +74,12 @@ fn plain_copy(vars: &ScaledVarMap) -> anyhow::Result<Net> {
     Ok(Net::new(vb)?)
 }
 
+/// f32 data, so only the order of operations differs: at most three convolutions of up to 16 products, the two norms over 48
+/// elements (mean and variance), and a layer of 64.
+fn bound(expected: &Tensor) -> f64 {
+    two_orders(3 * 16 + 2 * 2 * 48 + roundings(64)) * largest(expected)
+}
+
 #[test]
 fn scaled_layers_compute_what_plain_ones_do() -> anyhow::Result<()> {
     let vars = ScaledVarMap::new(DType::F32, &Device::Cpu)?;
@@ -80,18 +87,17 @@ fn scaled_layers_compute_what_plain_ones_do() -> anyhow::Result<()> {
     let plain = plain_copy(&vars)?;
     let x = as_scaled(&input()?, 4.)?;
     for train in [true, true, false] {
-        // f32 data: only the order of operations differs.
         let y: Scaled = net.forward(&x, train)?;
         let expected: Tensor = plain.forward(&input()?, train)?;
         let error = apart(&y.to_tensor(DType::F32)?, &expected);
-        assert!(error < 2e-5, "{error} in training: {train}");
+        assert!(error <= bound(&expected), "{error} in training: {train}");
         let statistics = [
             (net.batch.running_mean(), plain.batch.running_mean()),
             (net.batch.running_var(), plain.batch.running_var()),
         ];
         for (own, expected) in statistics {
             let own = ScaledVar::of(own).unwrap().value().to_tensor(DType::F32)?;
-            assert!(apart(&own, expected) < 1e-6);
+            assert!(apart(&own, expected) <= bound(expected));
         }
         let grads = y.square()?.sum_all()?.backward()?;
         for var in vars
@@ -103,20 +109,20 @@ fn scaled_layers_compute_what_plain_ones_do() -> anyhow::Result<()> {
         }
     }
     // Plain tensors meet the values of scaled parameters.
-    let error = apart(
-        &net.forward(&input()?, false)?,
-        &plain.forward(&input()?, false)?,
-    );
-    assert!(error < 2e-5, "{error}");
+    let expected = plain.forward(&input()?, false)?;
+    let error = apart(&net.forward(&input()?, false)?, &expected);
+    assert!(error <= bound(&expected), "{error}");
     let (own, other) = (
         net.batch.forward_t(&input()?, true)?,
         plain.batch.forward_t(&input()?, true)?,
     );
-    assert!(apart(&own, &other) < 2e-5);
+    assert!(apart(&own, &other) <= bound(&other));
     let own = ScaledVar::of(net.batch.running_var()).unwrap().value();
-    assert!(apart(&own.to_tensor(DType::F32)?, plain.batch.running_var()) < 1e-6);
-    let error = apart(&net.group.forward(&x8()?)?, &plain.group.forward(&x8()?)?);
-    assert!(error < 2e-5, "{error}");
+    let expected = plain.batch.running_var();
+    assert!(apart(&own.to_tensor(DType::F32)?, expected) <= bound(expected));
+    let expected = plain.group.forward(&x8()?)?;
+    let error = apart(&net.group.forward(&x8()?)?, &expected);
+    assert!(error <= bound(&expected), "{error}");
     Ok(())
 }
 
@@ -126,7 +132,7 @@ fn x8() -> candle_core::Result<Tensor> {
 }
 
 #[test]
-fn such_a_model_trains_in_16_bits() -> anyhow::Result<()> {
+fn a_model_of_scaled_channels_trains_in_16_bits() -> anyhow::Result<()> {
     let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     let net = Net::new(vars.var_builder())?;
     let config = AdamWConfig {

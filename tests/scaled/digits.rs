@@ -1,4 +1,4 @@
-//! The example on the digits, in short.
+//! A short run of the example on the digits.
 
 use crate::images::data::Data;
 use crate::images::epochs::Epochs;

@@ -1,4 +1,4 @@
-//! Models with scaled parameters in code written for plain ones, which gets values, never unscaled data.
+//! Models with scaled parameters in code for plain ones, which must get values, never unscaled data.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -7,7 +7,7 @@ use fp8::{
     Autocast, Fp8Module, PrepareOptions, PtqScheme, RecipeName, nn, prepare_fp8, quantize_model,
     save_calibrated, with_fp8,
 };
-use fp8_test_support::largest;
+use fp8_test_support::{largest, rounding::two_orders};
 
 #[derive(Fp8Module)]
 struct Net {
@@ -68,7 +68,7 @@ fn an_export_holds_values() -> anyhow::Result<()> {
     for var in vars.vars() {
         let expected = var.value().to_tensor(DType::F32)?;
         let got = vb.get(var.dims(), var.name())?;
-        // Half a unit in the last place of E4M3, of the largest of the tensor; what is not cast is exact.
+        // Half an ulp of E4M3 at the largest value of the tensor; tensors that are not cast are exact.
         let cast = report
             .quantized
             .iter()
@@ -77,7 +77,7 @@ fn an_export_holds_values() -> anyhow::Result<()> {
         let error = largest(&(got - expected)?);
         assert!(error <= allowed, "{}: {error} beyond {allowed}", var.name());
     }
-    // A step of training after the calibration is seen.
+    // A training step after the calibration is noticed.
     let weight = vars.get("fc.weight")?;
     weight.set(&weight.value().mul_constant(1.5)?)?;
     let error = save_calibrated(&net, dir.path()).unwrap_err();
@@ -100,7 +100,7 @@ fn a_quantized_model_computes_with_values() -> anyhow::Result<()> {
     let run = || with_fp8(quantized.autocast(), || net.forward(&ids()?));
     let error = largest(&(run()? - &exact)?);
     assert!(error > 0. && error < 0.1 * largest(&exact), "{error}");
-    // Another value, the same data: a copy in FP8 must not outlive it.
+    // The value changes, the data do not: an FP8 copy must not be used any longer.
     let head = vars.get("head.weight")?;
     let before = run()?;
     head.changed(fp8::scaled::Scale::power_of_two(
@@ -109,7 +109,8 @@ fn a_quantized_model_computes_with_values() -> anyhow::Result<()> {
     let bias = vars.get("head.bias")?;
     let plain = |y: Tensor| y.broadcast_sub(&bias.value().to_tensor(DType::F32)?);
     let (once, twice) = (plain(before)?, plain(run()?)?);
-    assert!(largest(&(twice - (&once * 2.)?)?) < 1e-5 * largest(&once));
+    // The same codes, so three roundings: the scale, and the bias added and subtracted.
+    assert!(largest(&(twice - (&once * 2.)?)?) <= two_orders(3) * largest(&once));
     Ok(())
 }
 
@@ -133,6 +134,7 @@ fn a_fused_convolution_has_the_value() -> anyhow::Result<()> {
     let x = Tensor::randn(0f32, 1., (1, 2, 8, 8), &Device::Cpu)?;
     let two = nn::ModuleT::forward_t(&bn, &conv.forward(&x)?, false)?;
     let one = nn::fuse_batch_norm(&conv, &bn)?.forward(&x)?;
-    assert!(largest(&(one - two)?) < 1e-5);
+    // Sums of 18 products, and four operations of the norm.
+    assert!(largest(&(&one - two)?) <= two_orders(18 + 4) * largest(&one));
     Ok(())
 }

@@ -34,7 +34,7 @@ fn build() -> anyhow::Result<(Gpt, ScaledVarMap)> {
     Ok((gpt, vars))
 }
 
-/// Tokens that follow a rule which one layer can learn.
+/// Tokens that follow a rule that one layer can learn.
 fn batch() -> candle_core::Result<(Tensor, Tensor)> {
     let tokens = |offset: u32| {
         let values: Vec<u32> = (0..4 * 16)
@@ -78,7 +78,7 @@ fn it_learns_and_every_parameter_moves() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The scaled pass is the plain one up to the rounding of f16.
+/// The scaled pass equals the plain one up to the rounding of f16.
 #[test]
 fn scaled_logits_are_the_plain_ones() -> anyhow::Result<()> {
     let (gpt, _vars) = build()?;
@@ -112,7 +112,7 @@ fn step(
     Ok(loss.to_scalar()?.to_bits())
 }
 
-/// What `train_gpt` does when it is stopped and goes on in another process.
+/// A run that stops and is resumed in another process, as in `train_gpt`.
 #[test]
 fn a_resumed_run_repeats_every_loss() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
@@ -132,7 +132,7 @@ fn a_resumed_run_repeats_every_loss() -> anyhow::Result<()> {
             }
             losses.push(step(&gpt, &mut optimizer, &options, i)?);
         }
-        // Other weights and moments, until the file is read.
+        // It has other weights and moments until the file is read.
         let (gpt, again) = build()?;
         let mut optimizer = ScaledAdamW::new(&again, config)?;
         step(&gpt, &mut optimizer, &options, 7)?;
@@ -185,7 +185,7 @@ fn checkpoints_of_the_other_kind_are_refused_by_name() -> anyhow::Result<()> {
     let error = checkpoint::resume_training(&scaled, &plain_gpt, &plain_vars, &mut adam, None);
     let message = error.unwrap_err().to_string();
     assert!(message.contains("not a training checkpoint"), "{message}");
-    // The variables would be those of a map that has none of the model's.
+    // The given map has none of the model's variables.
     let errors = [
         checkpoint::save_training(&plain, &gpt, &plain_vars, &adam, &meta).unwrap_err(),
         checkpoint::resume_training(&plain, &gpt, &plain_vars, &mut adam, None).unwrap_err(),
@@ -199,7 +199,7 @@ fn checkpoints_of_the_other_kind_are_refused_by_name() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Data must not be read as if they were the values.
+/// Scaled data must not be read as values.
 #[test]
 fn a_file_of_scaled_tensors_is_no_plain_checkpoint() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;

@@ -4,7 +4,8 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::scaled::{Array, Layer, Scaled, ScaledVarMap, as_scaled};
 use fp8::{Error, Fp8Module, PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-use fp8_test_support::{apart, assert_differ, assert_same};
+use fp8_test_support::rounding::{roundings, two_orders};
+use fp8_test_support::{apart, assert_differ, assert_same, largest};
 
 #[derive(Fp8Module)]
 struct Net {
@@ -72,7 +73,9 @@ fn scaled_and_plain_agree_and_so_do_recipes() -> anyhow::Result<()> {
     let plain: Tensor = net.forward(&ids()?)?;
     // f32 data: only the order of operations differs.
     let error = apart(&plain, &scaled.value()?);
-    assert!(error < 2e-5, "{error}");
+    // A convolution of 9 products, two norms and two layers of 32.
+    let bound = two_orders(9 + 4 * roundings(32)) * largest(&plain);
+    assert!(error <= bound, "{error}");
     let grads = scaled.square()?.sum_all()?.backward()?;
     for var in vars.vars() {
         assert!(grads.get(&var).is_some(), "{}", var.name());

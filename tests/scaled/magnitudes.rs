@@ -1,4 +1,4 @@
-//! The magnitude of values makes no difference, because scales hold it.
+//! The magnitude of values makes no difference, because it is in the scales.
 
 use candle_core::{DType, Device, Tensor};
 use fp8::nn::{self, Linear};
@@ -8,6 +8,7 @@ use fp8::scaled::{
     Array, Direction, Layer, MatmulPrecision, Norm, Scaled, ScaledOptions, ScaledVarMap, as_scaled,
     scaled_scope,
 };
+use fp8_test_support::normal;
 
 const LAYERS: usize = 24;
 const WIDTH: usize = 32;
@@ -15,18 +16,9 @@ const CLASSES: usize = 4;
 
 type Outcome = (Vec<f32>, Vec<(String, Vec<f32>, f32)>);
 
-/// Numbers of the variance 1, without a pattern: products of sines lose their rank.
+/// Normal values on the CPU: products of sines would lose their rank.
 fn noise(dims: (usize, usize), seed: usize) -> candle_core::Result<Tensor> {
-    let values: Vec<f32> = (0..dims.0 * dims.1)
-        .map(|i| {
-            let mut x = (i as u32 + 1).wrapping_mul(0x9E37_79B9)
-                ^ (seed as u32 + 1).wrapping_mul(0x85EB_CA6B);
-            x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
-            x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
-            ((x >> 8) as f32 / 8_388_608. - 1.) * 1.7
-        })
-        .collect();
-    Tensor::from_vec(values, dims, &Device::Cpu)
+    normal(seed as u64, dims).to_device(&Device::Cpu)
 }
 
 /// Losses and parameters of a training whose inputs are multiplied by `factor`, and its logits divided by it.
@@ -63,7 +55,7 @@ fn train(factor: f32, matmul: MatmulPrecision) -> anyhow::Result<Outcome> {
             let data = as_scaled(&x, None)?.astype(DType::F16)?.data()?;
             let mut x = Scaled::from_parts(&data, factor)?;
             for (i, layer) in layers.iter().enumerate() {
-                // Without a norm nothing else keeps the data of so many layers in the range of f16, on neither way.
+                // Without norms only this keeps the data of so many layers in the range of f16, in both passes.
                 x = layer.apply(&x)?.rescale(Norm::L2, Direction::Backward)?;
                 x = x.rescale(Norm::L2, Direction::Forward)?;
                 if i + 1 < LAYERS {
@@ -98,7 +90,7 @@ fn inputs_of_any_size_train_to_the_same_bits() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What scaled arithmetic is for: the same in plain f16 overflows on the way, or vanishes.
+/// The purpose of scaled arithmetic: in plain f16 the same values overflow or vanish.
 #[test]
 fn plain_f16_does_not_get_through() -> candle_core::Result<()> {
     for (factor, expected) in [(2f64.powi(20), f32::INFINITY), (2f64.powi(-28), 0.)] {

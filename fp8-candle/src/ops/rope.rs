@@ -307,20 +307,27 @@ fn rotate_interleaved<R: Real>(x: &[R], cos: &[R], sin: &[R], sign: R, y: &mut [
 mod tests {
     use super::*;
     use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+    use fp8_test_support::models::{self, Model};
 
     #[test]
     fn fused_equals_composed() -> Result<()> {
         for dtype in DTYPES {
             let args = [
-                wave(&[2, 3, 65, 38], 1)?,
-                wave(&[65, 19], 2)?,
-                wave(&[65, 19], 3)?,
+                wave(&[2, 3, 65, 38], 1),
+                wave(&[65, 19], 2),
+                wave(&[65, 19], 3),
             ];
             for interleaved in [false, true] {
                 let op = Rope::new(interleaved);
+                let model = Model::Rope(models::Rope {
+                    d: 38,
+                    t: 65,
+                    interleaved,
+                });
                 assert_same_as_composed(
                     dtype,
                     &args,
+                    &model,
                     |a| op.apply(&a[0], &a[1], &a[2]),
                     |a| op.composed(&a[0], &a[1], &a[2]),
                 )?;

@@ -283,24 +283,27 @@ pub(super) fn softmax_row<R: Real>(x: &[R], softmax_scale: R, y: &mut [R]) {
 mod tests {
     use super::*;
     use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+    use fp8_test_support::models::Model;
 
     #[test]
     fn fused_equals_composed() -> Result<()> {
         for dtype in DTYPES {
             let plain = Softmax::new("softmax", None, 1.0);
-            let x = (wave(&[2, 131, 77], 1)? * 6.0)?;
+            let x = (wave(&[2, 131, 77], 1) * 6.0)?;
             assert_same_as_composed(
                 dtype,
                 &[x],
+                &Model::Softmax(77),
                 |a| plain.apply(&a[0]),
                 |a| plain.composed(&a[0]),
             )?;
             for (tq, tk) in [(1, 1), (1, 9), (35, 35), (33, 70), (7, 8)] {
                 let causal = Softmax::new("softmax", Some((tq, tk)), 0.35);
-                let x = (wave(&[2, 3, tq, tk], 1)? * 9.0)?;
+                let x = (wave(&[2, 3, tq, tk], 1) * 9.0)?;
                 assert_same_as_composed(
                     dtype,
                     &[x],
+                    &Model::CausalSoftmax([tq, tk], 0.35),
                     |a| causal.apply(&a[0]),
                     |a| causal.composed(&a[0]),
                 )?;

@@ -67,7 +67,7 @@ fn strided_views() -> Result<()> {
     Ok(())
 }
 
-/// Only arguments in the graph get gradients.
+/// Only arguments that track gradients get them.
 #[test]
 fn gradients_of_some_arguments() -> Result<()> {
     let device = device();

@@ -1,35 +1,20 @@
 //! Attention against a reference in f64: results and gradients, on the device named by `FP8_TEST_DEVICE`.
 
 mod arguments;
+mod model;
 mod options;
 
-#[path = "../common/approx.rs"]
-mod approx;
-#[path = "../common/attention_model.rs"]
-mod attention_model;
-#[path = "../common/models.rs"]
-mod models;
-
-use approx::{Approx, assert_within};
-use attention_model::Attention;
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::Result;
 use fp8_candle::ops::{AttentionOptions, attention, attention_tokens_first};
-use fp8_test_support::{device, flat64};
+use fp8_test_support::approx::{Approx, assert_within};
+use fp8_test_support::{cpu_tensor, device, flat64};
+use model::Attention;
 
 /// Values in [-2, 2), rounded to `dtype`, in f64 on the CPU.
 fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
-    let n = shape.iter().product::<usize>() as u64;
-    let values: Vec<f64> = (0..n)
-        .map(|i| {
-            // SplitMix64.
-            let x = (seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 51) as f64 - 2.0
-        })
-        .collect();
-    Tensor::from_vec(values, shape, &Device::Cpu)
+    let noise = cpu_tensor(seed, shape) * 2.;
+    noise
         .and_then(|x| x.to_dtype(dtype)?.to_dtype(DType::F64))
         .unwrap()
 }
@@ -178,7 +163,7 @@ fn head_dims() -> Result<()> {
     Ok(())
 }
 
-/// Odd and large heads are composed on every device.
+/// Odd and large head sizes have no kernel; attention is composed of other operations on every device.
 #[test]
 fn head_dims_without_kernels() -> Result<()> {
     for d in [7, 136] {
@@ -195,7 +180,7 @@ fn queries_behind_a_cache() -> Result<()> {
     Ok(())
 }
 
-/// Without a graph, many queries are attended part by part on the CPU.
+/// Without a graph the CPU processes many queries in parts.
 #[test]
 fn long_prompts() -> Result<()> {
     let device = device();

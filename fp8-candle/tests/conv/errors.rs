@@ -160,7 +160,7 @@ fn kernels_paddings_and_overflow() {
 
 /// Results that would end the process in the allocator.
 #[test]
-fn results_that_no_memory_holds() {
+fn results_too_large_for_memory_are_refused() {
     let plain = ConvShape::new();
     for padding in [1 << 28, usize::MAX / 4] {
         let shape = plain.with_padding([padding; 2]);

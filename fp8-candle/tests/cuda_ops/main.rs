@@ -1,5 +1,4 @@
 //! The CUDA kernels of the differentiable building blocks against the CPU: results and gradients for the same arguments.
-#![cfg(feature = "cuda")]
 
 mod special;
 

@@ -1,4 +1,4 @@
-//! Which path products take on a GPU; the slow one is right too.
+//! Which path products take on a GPU, and that the slow path is right too.
 
 use super::{BLOCK_1X128, BLOCK_128X128, Operand, multiply};
 use candle_core::DType;
@@ -11,7 +11,7 @@ use fp8_test_support::{device, skipped_on_cpu};
 const TENSORWISE: Granularity = Granularity::Tensorwise;
 const ROWWISE: Granularity = Granularity::Rowwise;
 
-/// Each counted once for the products of these scales and formats, over sizes that need padding and sizes that do not.
+/// Every product of these scales and formats is counted once, for sizes that need padding and sizes that do not.
 #[test]
 fn products_take_the_expected_way() -> Result<()> {
     if skipped_on_cpu() {

@@ -9,7 +9,6 @@ use crate::nn::{InputScaling, StaticWeight};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
 use fp8_files::contents::{Contents, Described, Role as TensorRole, role_by_name};
-use fp8_files::names::join;
 use fp8_files::scheme::LayerScheme;
 use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};

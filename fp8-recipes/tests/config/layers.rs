@@ -65,7 +65,7 @@ fn auto_filter_has_torchaos_thresholds() {
 }
 
 #[test]
-fn a_model_is_not_prepared_with_histories_that_no_memory_holds() {
+fn histories_too_large_for_memory_are_refused() {
     use candle_core::{DType, Device, Tensor};
     use fp8_recipes::nn::Linear;
     use fp8_recipes::{Fp8Module, PrepareOptions, prepare_fp8};

@@ -7,12 +7,12 @@ use super::*;
 pub fn flash() {
     let inputs = |b, tq, tk| {
         [
-            wave(1, &[b, tq, 4, 8]),
-            wave(2, &[b, tk, 2, 8]),
-            wave(3, &[b, tk, 2, 8]),
+            wave(&[b, tq, 4, 8], 1),
+            wave(&[b, tk, 2, 8], 2),
+            wave(&[b, tk, 2, 8], 3),
         ]
     };
-    let mut mask = flat(&wave(4, &[3, 5]));
+    let mut mask = flat(&wave(&[3, 5], 4));
     // The second query sees nothing.
     mask[1] = f32::NEG_INFINITY;
     mask[5..10].fill(f32::NEG_INFINITY);
@@ -37,24 +37,24 @@ pub fn flash() {
         (2, 3, 3, AttnMask::causal(), Some(4.), None),
     ] {
         let what = format!("flash_attn of {b}x{tq}x{tk}, {kind:?}, {max_bias:?}, {softcap:?}");
-        check(&what, &inputs(b, tq, tk), |x| {
+        check_in_f32(&what, &inputs(b, tq, tk), |x| {
             attention::flash_attn::<f32>(&x[0], &x[1], &x[2], 0.4, kind.clone(), max_bias, softcap)
         });
     }
-    check("standard", &inputs(1, 3, 5), |x| {
+    check_in_f32("standard", &inputs(1, 3, 5), |x| {
         let (q, k, v) = (&x[0], &x[1], &x[2]);
         cpu_flash::standard::run_flash_attn_cpu::<f32>(q, k, v, Some(&mask), 0.4, None, None)
     });
-    check("causal", &inputs(1, 3, 5), |x| {
+    check_in_f32("causal", &inputs(1, 3, 5), |x| {
         cpu_flash::causal::run_causal_attn_cpu::<f32>(&x[0], &x[1], &x[2], 0.4, 1, None, None)
     });
-    check("the old name", &inputs(1, 3, 5), |x| {
+    check_in_f32("the old name", &inputs(1, 3, 5), |x| {
         let (q, k, v) = (&x[0], &x[1], &x[2]);
         nn::cpu_flash_attention::run_flash_attn_cpu::<f32>(q, k, v, None, 0.4, None, None)
     });
     // A learned bias.
-    check("mask", &[wave(1, &[1, 1, 3, 5])], |x| {
-        let [q, k, v] = inputs(1, 3, 5);
+    check_in_f32("mask", &[wave(&[1, 1, 3, 5], 1)], |x| {
+        let [q, k, v] = inputs(1, 3, 5).map(|x| x.to_dtype(DType::F32).unwrap());
         let mask = AttnMask::Mask(x[0].clone());
         attention::flash_attn::<f32>(&q, &k, &v, 0.4, mask, None, None)
     });
@@ -63,9 +63,9 @@ pub fn flash() {
 #[test]
 pub fn varlen() {
     let inputs = [
-        wave(1, &[5, 4, 8]),
-        wave(2, &[9, 2, 8]),
-        wave(3, &[9, 2, 8]),
+        wave(&[5, 4, 8], 1),
+        wave(&[9, 2, 8], 2),
+        wave(&[9, 2, 8], 3),
     ];
     let lengths = |lengths: &[u32]| Tensor::new(lengths, &Device::Cpu).unwrap();
     let (queries, keys) = (lengths(&[2, 3]), lengths(&[4, 5]));
@@ -81,13 +81,13 @@ pub fn varlen() {
             "causal {causal}, window {left:?} {right:?}, {}",
             slopes.is_some()
         );
-        check(&format!("unfused, {what}"), &inputs, |x| {
+        check_in_f32(&format!("unfused, {what}"), &inputs, |x| {
             let (q, k, v) = (&x[0], &x[1], &x[2]);
             attention::flash_attn_varlen_unfused(
                 q, k, v, slopes, &queries, &keys, 3, 5, 0.4, causal, left, right,
             )
         });
-        check(&format!("cpu, {what}"), &inputs, |x| {
+        check_in_f32(&format!("cpu, {what}"), &inputs, |x| {
             let (q, k, v) = (&x[0], &x[1], &x[2]);
             nn::varlen_attention::flash_attn_varlen_unfused(
                 q, k, v, slopes, &queries, &keys, 3, 5, 0.4, causal, left, right,
@@ -97,6 +97,7 @@ pub fn varlen() {
             )
         });
     }
+    let inputs = inputs.map(|x| x.to_dtype(DType::F32).unwrap());
     let tracked = Var::from_tensor(&inputs[0]).unwrap();
     let wrong = attention::flash_attn_varlen_cpu(
         &tracked, &inputs[1], &inputs[2], None, &queries, &queries, 3, 3, 0.4, true, None, None,

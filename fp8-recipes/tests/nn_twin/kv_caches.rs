@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two calls, of three positions and one.
+/// What two calls append: three positions and one.
 fn parts(x: &Tensor, dim: usize) -> [Tensor; 2] {
     [x.narrow(dim, 0, 3), x.narrow(dim, 3, 1)].map(|x| x.unwrap().contiguous().unwrap())
 }
@@ -13,7 +13,7 @@ fn join(k: Tensor, v: Tensor) -> Result<Tensor> {
 
 #[test]
 pub fn caches() {
-    let inputs = [wave(1, &[1, 2, 4, 6]), wave(2, &[1, 2, 4, 6])];
+    let inputs = [wave(&[1, 2, 4, 6], 1), wave(&[1, 2, 4, 6], 2)];
     check("KvCache", &inputs, |x| {
         let mut cache = kv_cache::KvCache::new(2, 3);
         let ([k0, k1], [v0, v1]) = (parts(&x[0], 2), parts(&x[1], 2));
@@ -38,11 +38,11 @@ pub fn caches() {
     });
     // Nothing tracked before, and nothing left after a reset.
     let mut cache = kv_cache::Cache::new(0, 8);
-    cache.append(&wave(1, &[2, 3])).unwrap();
-    let var = Var::from_tensor(&wave(2, &[2, 3])).unwrap();
+    cache.append(&wave(&[2, 3], 1)).unwrap();
+    let var = Var::from_tensor(&wave(&[2, 3], 2)).unwrap();
     cache.append(&var).unwrap();
     let held = cache.current_data().unwrap().unwrap();
-    let expected = Tensor::cat(&[&wave(1, &[2, 3]), &wave(2, &[2, 3])], 0).unwrap();
+    let expected = Tensor::cat(&[&wave(&[2, 3], 1), &wave(&[2, 3], 2)], 0).unwrap();
     assert_eq!(flat(&held), flat(&expected));
     assert!(
         held.sum_all()
@@ -68,7 +68,7 @@ pub fn rotating() {
         &[2, 3, 5],
     ] {
         let total = lengths.iter().sum();
-        let input = [wave(5, &[1, total, 3])];
+        let input = [wave(&[1, total, 3], 5)];
         check(&format!("RotatingCache, {lengths:?}"), &input, |x| {
             let mut ours = kv_cache::RotatingKvCache::new(1, 5);
             let mut candles = candle_nn::kv_cache::RotatingKvCache::new(1, 5);
@@ -95,14 +95,15 @@ pub fn rotating() {
 pub fn scattered() {
     let mut builder = kv_cache::ScatteredCacheBuilder::new(1, 4, DType::F32, &Device::Cpu).unwrap();
     let mut cache = builder.make_cache(2, 3).unwrap();
-    let short = wave(1, &[1, 2, 2, 3]);
+    let short = wave(&[1, 2, 2, 3], 1).to_dtype(DType::F32).unwrap();
     let at = builder.indices_and_mask(2, &[true]).unwrap();
     cache.append(&short, &short, &at).unwrap();
     let var = Var::from_tensor(&short).unwrap();
     let error = cache.append(&var, &short, &at).unwrap_err().to_string();
     assert!(error.contains("ScatteredKvCache::append"), "{error}");
-    // What is not written anywhere keeps its gradient.
-    let var = Var::from_tensor(&wave(1, &[1, 2, 4, 3])).unwrap();
+    // Tensors that are returned as they are keep their gradients.
+    let long = wave(&[1, 2, 4, 3], 1).to_dtype(DType::F32).unwrap();
+    let var = Var::from_tensor(&long).unwrap();
     let (k, _) = cache.append(&var, &var, &at).unwrap();
     assert!(k.sum_all().unwrap().backward().unwrap().get(&var).is_some());
 }

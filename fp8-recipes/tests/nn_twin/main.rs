@@ -5,7 +5,6 @@
 
 mod flash_attention;
 mod kv_caches;
-
 mod scan;
 mod sweep;
 
@@ -14,7 +13,9 @@ use candle_nn::{VarBuilder, VarMap};
 use flash_attention::{flash, varlen};
 use fp8_recipes::nn::attention::{self, AttnMask, cpu_flash};
 use fp8_recipes::nn::{self, kv_cache, moe, ops, rotary_emb};
-use fp8_test_support::flat;
+use fp8_test_support::differences::Slope;
+use fp8_test_support::rounding::{LAMBDA, UNIT, UNIT_F64};
+use fp8_test_support::{assert_within, flat, flat64, largest, wave};
 use kv_caches::{caches, rotating, scattered};
 use std::collections::BTreeMap;
 
@@ -84,82 +85,98 @@ fn every_item_of_candle_nn_that_loses_gradients_has_a_twin_that_does_not() {
     }
 }
 
-/// Values in (-1, 1) without a pattern.
-fn wave(seed: usize, shape: &[usize]) -> Tensor {
-    let count: usize = shape.iter().product();
-    let value = |i: usize| (((i + 3) * (2 * seed + 7)) as f32 * 12.9898).sin();
-    Tensor::from_vec((0..count).map(value).collect(), shape, &Device::Cpu).unwrap()
+/// The most roundings that a term of a result here goes through: five steps of a recurrent network, or attention, where the
+/// roundings of a score of size 3 count as often again in its exponential.
+const ROUNDINGS: f64 = 128.;
+
+/// How far a result may be off, as a share of the largest: the bound for signs as good as random of
+/// `fp8_test_support::rounding`.
+fn share(dtype: DType) -> f64 {
+    let unit = match dtype {
+        DType::F64 => UNIT_F64,
+        _ => UNIT,
+    };
+    LAMBDA * unit * ROUNDINGS.sqrt()
 }
 
-fn sum_of_products(y: &Tensor, weights: &Tensor) -> f64 {
-    let products = flat(y).into_iter().zip(flat(weights));
-    products.map(|(y, w)| f64::from(y) * f64::from(w)).sum()
-}
-
-/// Runs `f` with and without gradients tracked: the values agree, and the gradient of every input equals central differences
+/// Runs `f` with and without gradients tracked: the values agree, and the gradient of every input equals finite differences
 /// of the untracked form.
 fn check(what: &str, inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>) {
-    const STEP: f32 = 5e-3;
-    let vars: Vec<Var> = inputs
-        .iter()
-        .map(|x| Var::from_tensor(x).unwrap())
-        .collect();
+    check_with_step(what, inputs, 2f64.powi(-12), f);
+}
+
+/// [`check`] for what candle-nn computes in f32 alone. There a larger step costs less.
+fn check_in_f32(what: &str, inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>) {
+    let inputs = inputs.iter().map(|x| x.to_dtype(DType::F32).unwrap());
+    check_with_step(what, &inputs.collect::<Vec<_>>(), 2f64.powi(-5), f);
+}
+
+fn check_with_step(
+    what: &str,
+    inputs: &[Tensor],
+    step: f64,
+    f: impl Fn(&[Tensor]) -> Result<Tensor>,
+) {
+    let vars = inputs.iter().map(|x| Var::from_tensor(x).unwrap());
+    let vars: Vec<Var> = vars.collect();
     let tensors: Vec<Tensor> = vars.iter().map(|var| var.as_tensor().clone()).collect();
     let y = f(&tensors).unwrap_or_else(|error| panic!("{what}: {error}"));
     let plain = f(inputs).unwrap_or_else(|error| panic!("{what}, untracked: {error}"));
-    assert_eq!(
-        (y.dims(), y.dtype()),
-        (plain.dims(), plain.dtype()),
-        "{what}"
-    );
-    for (got, expected) in flat(&y).iter().zip(flat(&plain)) {
-        assert!(
-            (got - expected).abs() < 1e-5,
-            "{what}: {got}, untracked {expected}"
-        );
-    }
-    let weights = wave(29, y.dims());
-    let loss = (&y * weights.to_dtype(y.dtype()).unwrap()).unwrap();
+    let dtype = inputs[0].dtype();
+    assert_eq!((y.dtype(), plain.dtype()), (dtype, dtype), "{what}");
+    // Each of the two is off by `rounding`.
+    let rounding = share(dtype) * largest(&plain);
+    assert_within(what, &y, &plain, |_, _| 2. * rounding);
+    let weights = wave(y.dims(), 29);
+    let loss = (&y * weights.to_dtype(dtype).unwrap()).unwrap();
     let grads = loss.sum_all().unwrap().backward().unwrap();
+    let weights = flat64(&weights);
+    let norm = weights.iter().map(|w| w * w).sum::<f64>().sqrt();
     for (n, var) in vars.iter().enumerate() {
         let grad = grads.get(var);
-        let grad = flat(grad.unwrap_or_else(|| panic!("{what}: input {n} has no gradient")));
-        let largest = grad.iter().fold(0f32, |max, g| max.max(g.abs()));
-        assert!(largest > 0., "{what}: the gradient of input {n} is 0");
+        let grad = grad.unwrap_or_else(|| panic!("{what}: input {n} has no gradient"));
+        let scale = largest(grad);
+        assert!(scale > 0., "{what}: the gradient of input {n} is 0");
+        let grad = flat64(grad);
         for at in (0..grad.len()).step_by(grad.len().div_ceil(7)) {
-            let shifted = |by: f32| {
-                let mut x = flat(&inputs[n]);
+            let slope = Slope::of(step, |by| {
+                let mut x = flat64(&inputs[n]);
                 x[at] += by;
                 let mut inputs = inputs.to_vec();
-                let (dims, device) = (inputs[n].dims().to_vec(), Device::Cpu);
-                inputs[n] = Tensor::from_vec(x, dims, &device).unwrap();
-                sum_of_products(&f(&inputs).unwrap(), &weights)
-            };
-            let slope = (shifted(STEP) - shifted(-STEP)) / (2. * f64::from(STEP));
-            let error = (f64::from(grad[at]) - slope).abs();
+                let shifted = Tensor::from_vec(x, inputs[n].dims(), &Device::Cpu);
+                inputs[n] = shifted.and_then(|x| x.to_dtype(dtype)).unwrap();
+                let y = flat64(&f(&inputs).unwrap());
+                y.iter().zip(&weights).map(|(y, w)| y * w).sum()
+            });
+            // Elements are off independently of each other. The input itself is rounded after a step.
+            let x = flat64(&inputs[n])[at].abs() + 4. * step;
+            let of_sum = rounding * norm + share(dtype) * x * slope.value.abs();
+            let bound = slope.bound(of_sum) + share(dtype) * scale.max(1.);
+            let error = (grad[at] - slope.value).abs();
             assert!(
-                error <= 2e-3 * f64::from(largest.max(1.)),
-                "{what}: input {n}, element {at}: gradient {}, slope {slope}",
-                grad[at]
+                error <= bound && bound <= 2e-3 * scale.max(1.),
+                "{what}: input {n}, element {at}: gradient {}, slope {} +- {bound:e}",
+                grad[at],
+                slope.value
             );
         }
     }
 }
 
 fn softmax() {
-    check("softmax_last_dim", &[wave(1, &[2, 3, 5])], |x| {
+    check("softmax_last_dim", &[wave(&[2, 3, 5], 1)], |x| {
         ops::softmax_last_dim(&x[0])
     });
 }
 
 fn rms_norm() {
-    check("rms_norm", &[wave(1, &[2, 3, 8]), wave(2, &[8])], |x| {
+    check("rms_norm", &[wave(&[2, 3, 8], 1), wave(&[8], 2)], |x| {
         ops::rms_norm(&x[0], &x[1], 1e-5)
     });
 }
 
 fn layer_norm() {
-    let inputs = [wave(1, &[2, 3, 8]), wave(2, &[8]), wave(3, &[8])];
+    let inputs = [wave(&[2, 3, 8], 1), wave(&[8], 2), wave(&[8], 3)];
     check("layer_norm", &inputs, |x| {
         ops::layer_norm(&x[0], &x[1], &x[2], 1e-5)
     });
@@ -168,13 +185,13 @@ fn layer_norm() {
 fn sdpa() {
     // Grouped heads, more keys than queries.
     let inputs = [
-        wave(1, &[2, 4, 3, 8]),
-        wave(2, &[2, 2, 5, 8]),
-        wave(3, &[2, 2, 5, 8]),
+        wave(&[2, 4, 3, 8], 1),
+        wave(&[2, 2, 5, 8], 2),
+        wave(&[2, 2, 5, 8], 3),
     ];
-    let mask = wave(4, &[2, 4, 3, 5]);
-    let mut hidden = flat(&mask);
-    hidden[1] = f32::NEG_INFINITY;
+    let mask = wave(&[2, 4, 3, 5], 4);
+    let mut hidden = flat64(&mask);
+    hidden[1] = f64::NEG_INFINITY;
     let mask = Tensor::from_vec(hidden, mask.dims(), &Device::Cpu).unwrap();
     for (mask, causal, cap) in [
         (None, false, 1.),
@@ -190,9 +207,9 @@ fn sdpa() {
     }
     // Values of another size than keys.
     let inputs = [
-        wave(1, &[1, 2, 3, 8]),
-        wave(2, &[1, 2, 4, 8]),
-        wave(3, &[1, 2, 4, 6]),
+        wave(&[1, 2, 3, 8], 1),
+        wave(&[1, 2, 4, 8], 2),
+        wave(&[1, 2, 4, 6], 3),
     ];
     check("sdpa, d_v", &inputs, |x| {
         ops::sdpa(&x[0], &x[1], &x[2], None, true, 0.4, 1.)
@@ -216,16 +233,14 @@ fn rope() {
             let what = format!("{name}, angles {angles:?}");
             // Four positions.
             let x = match name {
-                "rope_thd" => wave(1, &[2, 4, 3, 8]),
-                _ => wave(1, &[2, 3, 4, 8]),
+                "rope_thd" => wave(&[2, 4, 3, 8], 1),
+                _ => wave(&[2, 3, 4, 8], 1),
             };
-            let (cos, sin) = (wave(2, angles), wave(3, angles));
+            let (cos, sin) = (wave(angles, 2), wave(angles, 3));
             let expected = candles(&x, &cos, &sin).unwrap();
             let got = ours(&x, &cos, &sin).unwrap();
-            assert_eq!(got.dims(), expected.dims(), "{what}");
-            for (got, expected) in flat(&got).iter().zip(flat(&expected)) {
-                assert!((got - expected).abs() < 1e-6, "{what}: {got}, {expected}");
-            }
+            // Two products below 1 and their sum, three roundings, in each of the two.
+            assert_within(&what, &got, &expected, |_, _| 2. * 4. * UNIT_F64);
             check(&what, &[x.clone(), cos, sin], |x| ours(&x[0], &x[1], &x[2]));
         }
     }
@@ -234,23 +249,23 @@ fn rope() {
 #[test]
 fn norms() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&vars, DType::F64, &Device::Cpu);
     let affine = nn::layer_norm(8, 1e-5, vb.pp("a")).unwrap();
     let no_bias = nn::layer_norm_no_bias(8, 1e-5, vb.pp("b")).unwrap();
     let rms = nn::rms_norm(8, 1e-5, vb.pp("c")).unwrap();
-    check("LayerNorm", &[wave(1, &[3, 8])], |x| affine.forward(&x[0]));
-    check("LayerNorm without a bias", &[wave(1, &[3, 8])], |x| {
+    check("LayerNorm", &[wave(&[3, 8], 1)], |x| affine.forward(&x[0]));
+    check("LayerNorm without a bias", &[wave(&[3, 8], 1)], |x| {
         no_bias.forward(&x[0])
     });
-    check("RmsNorm", &[wave(1, &[3, 8])], |x| rms.forward(&x[0]));
-    check("RmsNorm::forward_diff", &[wave(1, &[3, 8])], |x| {
+    check("RmsNorm", &[wave(&[3, 8], 1)], |x| rms.forward(&x[0]));
+    check("RmsNorm::forward_diff", &[wave(&[3, 8], 1)], |x| {
         rms.forward_diff(&x[0])
     });
     assert_eq!((affine.eps(), affine.remove_mean()), (1e-5, true));
     assert_eq!((rms.eps(), rms.path()), (1e-5, Some("c")));
     assert!(!rms.into_inner().remove_mean());
     // The old names of transformers' checkpoints.
-    let old = [("n.gamma", wave(1, &[8])), ("n.beta", wave(2, &[8]))];
+    let old = [("n.gamma", wave(&[8], 1)), ("n.beta", wave(&[8], 2))];
     let old = old.map(|(name, tensor)| (name.to_string(), tensor));
     let vb = VarBuilder::from_tensors(old.into(), DType::F32, &Device::Cpu);
     let (ours, candles) = (
@@ -264,7 +279,8 @@ fn norms() {
 #[test]
 fn mixture_of_experts() {
     use candle_core::quantized::{GgmlDType, QTensor};
-    let (x, w) = (wave(1, &[2, 32]), wave(2, &[3, 4, 32]));
+    let in_f32 = |dims: &[usize], seed| wave(dims, seed).to_dtype(DType::F32).unwrap();
+    let (x, w) = (in_f32(&[2, 32], 1), in_f32(&[3, 4, 32], 2));
     let ids = Tensor::new(&[0u32, 1], &Device::Cpu).unwrap();
     let var = Var::from_tensor(&x).unwrap();
     let run = |x: &Tensor| moe::moe_gemm(x, &w, &None, &ids, &ids, 1, true);
@@ -282,24 +298,25 @@ fn mixture_of_experts() {
 #[test]
 fn cross_entropy_is_candles() {
     let target = Tensor::new(&[2u32, 0, 4], &Device::Cpu).unwrap();
-    let x = wave(1, &[3, 5]);
+    let x = wave(&[3, 5], 1);
     check("cross_entropy", std::slice::from_ref(&x), |x| {
         nn::loss::cross_entropy(&x[0], &target)
     });
     for dtype in [DType::F32, DType::BF16, DType::F64] {
         let x = x.to_dtype(dtype).unwrap();
         let ours = nn::loss::cross_entropy(&x, &target).unwrap();
-        let candles = candle_nn::loss::cross_entropy(&x, &target).unwrap();
+        let wide = x.to_dtype(DType::F64).unwrap();
+        let candles = candle_nn::loss::cross_entropy(&wide, &target).unwrap();
         assert_eq!((ours.dtype(), ours.dims()), (dtype, candles.dims()));
-        let (ours, candles) = (ours.to_dtype(DType::F32), candles.to_dtype(DType::F32));
-        let (ours, candles): (f32, f32) = (
-            ours.unwrap().to_scalar().unwrap(),
-            candles.unwrap().to_scalar().unwrap(),
-        );
-        let rounding = if dtype == DType::BF16 { 3e-2 } else { 1e-6 };
-        assert!(
-            (ours - candles).abs() < rounding,
-            "{dtype:?}: {ours}, {candles}"
-        );
+        // Computed in f32 at least, and rounded once to the dtype.
+        let last = match dtype {
+            DType::BF16 => 2f64.powi(-8),
+            _ => 0.,
+        };
+        let ours = ours.to_dtype(DType::F64).unwrap();
+        let what = format!("{dtype:?}");
+        assert_within(&what, &ours, &candles, |_, loss| {
+            (share(dtype) + last) * loss.max(1.)
+        });
     }
 }

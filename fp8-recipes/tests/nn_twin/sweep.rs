@@ -25,17 +25,17 @@ fn activations() {
         LeakyRelu(0.1),
         GeluPytorchTanh,
     ] {
-        check(&format!("{activation:?}"), &[wave(1, &[3, 8])], |x| {
+        check(&format!("{activation:?}"), &[wave(&[3, 8], 1)], |x| {
             x[0].apply(&activation)
         });
     }
     let prelu = |x: &[Tensor]| nn::PReLU::new(x[1].clone(), false).forward(&x[0]);
-    check("PReLU", &[wave(1, &[2, 3, 4]), wave(2, &[3])], prelu);
+    check("PReLU", &[wave(&[2, 3, 4], 1), wave(&[3], 2)], prelu);
 }
 
 #[test]
 fn operations() {
-    let x = || [wave(1, &[3, 8])];
+    let x = || [wave(&[3, 8], 1)];
     type Op = fn(&Tensor) -> Result<Tensor>;
     let all: [(&str, Op); 9] = [
         ("softmax", |x| ops::softmax(x, 0)),
@@ -51,7 +51,7 @@ fn operations() {
     for (name, op) in all {
         check(name, &x(), |x| op(&x[0]));
     }
-    let image = || [wave(1, &[2, 4, 4, 4])];
+    let image = || [wave(&[2, 4, 4, 4], 1)];
     check("pixel_shuffle", &image(), |x| ops::pixel_shuffle(&x[0], 2));
     check("pixel_unshuffle", &image(), |x| {
         ops::pixel_unshuffle(&x[0], 2)
@@ -63,19 +63,19 @@ fn operations() {
 
 #[test]
 fn losses() {
-    let pair = || [wave(1, &[3, 8]), wave(2, &[3, 8])];
+    let pair = || [wave(&[3, 8], 1), wave(&[3, 8], 2)];
     check("mse", &pair(), |x| nn::loss::mse(&x[0], &x[1]));
     check("huber", &pair(), |x| nn::loss::huber(&x[0], &x[1], 0.6));
-    let target = wave(3, &[3, 8])
+    let target = wave(&[3, 8], 3)
         .ge(0.)
         .unwrap()
-        .to_dtype(DType::F32)
+        .to_dtype(DType::F64)
         .unwrap();
-    check("binary_cross_entropy", &[wave(1, &[3, 8])], |x| {
+    check("binary_cross_entropy", &[wave(&[3, 8], 1)], |x| {
         nn::loss::binary_cross_entropy_with_logit(&x[0], &target)
     });
     let target = Tensor::new(&[2u32, 0, 4], &Device::Cpu).unwrap();
-    check("nll", &[wave(1, &[3, 8])], |x| {
+    check("nll", &[wave(&[3, 8], 1)], |x| {
         nn::loss::nll(&x[0], &target)
     });
 }
@@ -100,9 +100,9 @@ fn convolutions() {
             cudnn_fwd_algo: None,
         };
         let inputs = [
-            wave(1, &[2, 4, 9]),
-            wave(2, &[6, 4 / groups, 3]),
-            wave(3, &[6]),
+            wave(&[2, 4, 9], 1),
+            wave(&[6, 4 / groups, 3], 2),
+            wave(&[6], 3),
         ];
         check(&format!("Conv1d, {what}"), &inputs, |x| {
             nn::Conv1d::new(x[1].clone(), Some(x[2].clone()), config).forward(&x[0])
@@ -115,9 +115,9 @@ fn convolutions() {
             cudnn_fwd_algo: None,
         };
         let inputs = [
-            wave(1, &[2, 4, 7, 7]),
-            wave(2, &[6, 4 / groups, 3, 3]),
-            wave(3, &[6]),
+            wave(&[2, 4, 7, 7], 1),
+            wave(&[6, 4 / groups, 3, 3], 2),
+            wave(&[6], 3),
         ];
         check(&format!("Conv2d, {what}"), &inputs, |x| {
             nn::Conv2d::new(x[1].clone(), Some(x[2].clone()), config).forward(&x[0])
@@ -141,9 +141,9 @@ fn convolutions() {
             groups,
         };
         let inputs = [
-            wave(1, &[2, 4, 5]),
-            wave(2, &[4, 3, 3]),
-            wave(3, &[3 * groups]),
+            wave(&[2, 4, 5], 1),
+            wave(&[4, 3, 3], 2),
+            wave(&[3 * groups], 3),
         ];
         check(&format!("ConvTranspose1d, {what}"), &inputs, |x| {
             nn::ConvTranspose1d::new(x[1].clone(), Some(x[2].clone()), config).forward(&x[0])
@@ -155,9 +155,9 @@ fn convolutions() {
             dilation,
         };
         let inputs = [
-            wave(1, &[2, 4, 5, 5]),
-            wave(2, &[4, 3, 3, 3]),
-            wave(3, &[3]),
+            wave(&[2, 4, 5, 5], 1),
+            wave(&[4, 3, 3, 3], 2),
+            wave(&[3], 3),
         ];
         check(&format!("ConvTranspose2d, {what}"), &inputs, |x| {
             nn::ConvTranspose2d::new(x[1].clone(), Some(x[2].clone()), config).forward(&x[0])
@@ -167,34 +167,34 @@ fn convolutions() {
 
 #[test]
 fn other_layers() {
-    let inputs = [wave(1, &[2, 4, 3, 3]), wave(2, &[4]), wave(3, &[4])];
+    let inputs = [wave(&[2, 4, 3, 3], 1), wave(&[4], 2), wave(&[4], 3)];
     check("GroupNorm", &inputs, |x| {
         nn::GroupNorm::new(x[1].clone(), x[2].clone(), 4, 2, 1e-5)?.forward(&x[0])
     });
     for train in [true, false] {
         check(&format!("BatchNorm, train {train}"), &inputs, |x| {
-            let (mean, var) = (wave(4, &[4]), wave(5, &[4]).affine(0.2, 1.)?);
+            let (mean, var) = (wave(&[4], 4), wave(&[4], 5).affine(0.2, 1.)?);
             nn::BatchNorm::new(4, mean, var, x[1].clone(), x[2].clone(), 1e-5)?
                 .forward_t(&x[0], train)
         });
     }
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&vars, DType::F64, &Device::Cpu);
     let lstm = nn::lstm(3, 4, Default::default(), vb.pp("lstm")).unwrap();
     let gru = nn::gru(3, 4, Default::default(), vb.pp("gru")).unwrap();
-    check("LSTM", &[wave(1, &[2, 5, 3])], |x| {
+    check("LSTM", &[wave(&[2, 5, 3], 1)], |x| {
         lstm.states_to_tensor(&lstm.seq(&x[0])?)
     });
-    check("GRU", &[wave(1, &[2, 5, 3])], |x| {
+    check("GRU", &[wave(&[2, 5, 3], 1)], |x| {
         gru.states_to_tensor(&gru.seq(&x[0])?)
     });
-    check("Embedding", &[wave(1, &[5, 3])], |x| {
+    check("Embedding", &[wave(&[5, 3], 1)], |x| {
         let ids = Tensor::new(&[[1u32, 4], [4, 0]], &Device::Cpu)?;
         nn::Embedding::new(x[0].clone(), 3).forward(&ids)
     });
     check(
         "Linear",
-        &[wave(1, &[2, 3, 4]), wave(2, &[5, 4]), wave(3, &[5])],
+        &[wave(&[2, 3, 4], 1), wave(&[5, 4], 2), wave(&[5], 3)],
         |x| nn::Linear::new(x[1].clone(), Some(x[2].clone())).forward(&x[0]),
     );
 }

@@ -2,16 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use fp8_scaled::{Scaled, ScaledGrads, ScaledVar, as_scaled};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
-
-pub fn random(seed: u64, dims: &[usize]) -> Tensor {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let values: Vec<f32> = (0..dims.iter().product())
-        .map(|_| rng.random_range(-1.0..1.0))
-        .collect();
-    Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
-}
+pub use fp8_test_support::cpu_tensor;
 
 /// Less than a piece, not a multiple of one, several blocks; with scales far apart.
 pub fn vars(dtype: DType) -> Vec<ScaledVar> {
@@ -22,7 +13,7 @@ pub fn vars(dtype: DType) -> Vec<ScaledVar> {
         ("big", &[40_000], 1.0),
     ];
     let make = |(i, (name, dims, size)): (usize, (&str, &[usize], f64))| {
-        let start = (random(i as u64, dims) * size).unwrap();
+        let start = (cpu_tensor(i as u64, dims) * size).unwrap();
         ScaledVar::rescaled(name, &start, dtype).unwrap()
     };
     shapes.into_iter().enumerate().map(make).collect()
@@ -30,7 +21,7 @@ pub fn vars(dtype: DType) -> Vec<ScaledVar> {
 
 /// A gradient in f16 of the scale `scale`, which depends on the step alone.
 pub fn grad(var: &ScaledVar, step: u64, scale: f32) -> Scaled {
-    let data = random(1000 + step + var.dims().len() as u64, var.dims());
+    let data = cpu_tensor(1000 + step + var.dims().len() as u64, var.dims());
     Scaled::from_parts(&data.to_dtype(DType::F16).unwrap(), scale).unwrap()
 }
 

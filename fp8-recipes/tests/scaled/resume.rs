@@ -25,7 +25,7 @@ fn interrupted<O: ScaledOptimizer>(make: impl Fn(&ScaledVarMap) -> O) {
         let mut optimizer = make(&map);
         if resume {
             for var in &vars {
-                map.set(var.name(), &random(77, var.dims())).unwrap();
+                map.set(var.name(), &cpu_tensor(77, var.dims())).unwrap();
             }
             optimizer.set_lr(0.7).unwrap();
             let back = resume_training(&path, &map, &mut optimizer).unwrap();

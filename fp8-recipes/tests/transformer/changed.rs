@@ -72,7 +72,7 @@ fn a_changed_parameter_gives_no_other_gradients() {
 }
 
 #[test]
-fn nor_where_results_are_computed_again() {
+fn a_changed_weight_gives_no_other_gradients_with_recomputation() {
     for recipe in RECIPES {
         let refused = refused(&config().with_recomputation(true), true, Some(recipe));
         assert!(refused >= 2, "{recipe}: {refused}");
@@ -80,7 +80,7 @@ fn nor_where_results_are_computed_again() {
 }
 
 #[test]
-fn nor_in_high_precision() {
+fn a_changed_weight_gives_no_other_gradients_in_high_precision() {
     // Apart, layers are candle's products, which use what the weight is by then.
     assert_eq!(refused(&config(), true, None), 10);
 }

@@ -47,7 +47,7 @@ fn both_forms_drop_the_same_in_both_passes() {
 }
 
 #[test]
-fn no_seed_drops_nothing() {
+fn without_a_seed_nothing_is_dropped() {
     for single in [false, true] {
         let run = |config: &TransformerConfig, inputs: &LayerInputs<'_>| {
             let model = Model::new(config, single, DType::F32);

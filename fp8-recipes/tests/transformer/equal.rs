@@ -251,7 +251,7 @@ fn a_bias_in_f32_behind_a_weight_in_bf16() {
 
 /// Products of nodes have no f64: the layers are called one by one.
 #[test]
-fn in_f64() {
+fn f64_layers_are_called_one_by_one() {
     for single in [false, true] {
         let model = Model::new(&config(), single, DType::F64);
         let step = model.step(&input(DType::F64), &Default::default(), None);

@@ -1,6 +1,7 @@
-//! Transformer modules as one node of the graph, against their layers one by one.
+//! Transformer modules as one node of the graph, against their layers one by one; checkpointed functions.
 
 mod changed;
+mod checkpointing;
 mod dropout;
 mod equal;
 mod errors;

@@ -139,7 +139,7 @@ fn layers_with_recipes_of_their_own() {
 
 /// Layers that are not prepared stay in high precision within a node whose other layers compute in FP8.
 #[test]
-fn a_layer_that_is_off() {
+fn a_layer_that_is_switched_off_stays_in_high_precision() {
     let options = PrepareOptions::default()
         .with_off("layer.self_attn.k_proj")
         .unwrap();

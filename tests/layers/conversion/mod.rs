@@ -11,7 +11,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::{Outcome, PrepareReport};
 use fp8_test_support::{Mlp, device, fill};
 
-/// The path of each layer and what became of it: `fp8`, or the reason why not.
+/// The path of each layer and its outcome: `fp8`, or the reason why it was skipped.
 pub fn outcomes(report: &PrepareReport) -> Vec<(String, String)> {
     let text = |outcome: &Outcome| match outcome {
         Outcome::Converted(notes) => {

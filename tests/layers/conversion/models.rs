@@ -1,4 +1,4 @@
-//! Models of every shape, and how they show their layers.
+//! Models of many structures, and how they show their layers.
 
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -99,7 +99,7 @@ struct NoLinear {
 #[derive(Fp8Module)]
 struct Empty {}
 
-/// What was left of candle_nn is listed, as far as it can be seen; convolutions are too, converted or not.
+/// The report lists remaining layers of candle_nn as far as they can be seen, and convolutions, converted or not.
 #[test]
 fn the_report_lists_convolutions_and_what_was_left_of_candle_nn() {
     #[derive(Fp8Module)]

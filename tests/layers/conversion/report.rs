@@ -38,7 +38,7 @@ scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore
     );
 }
 
-/// Features that blocks of 128 or of 32 do not cut train all the same, and are said not to be exportable.
+/// Layers whose features are not multiples of the block size (128 or 32) train, and are reported as not exportable.
 #[test]
 fn layers_that_no_file_can_hold_are_named() {
     let named = |names: &[RecipeName]| names.iter().map(|&name| name.into()).collect::<Vec<_>>();

@@ -62,7 +62,7 @@ fn a_frozen_weight_computes_in_fp8_and_gets_no_gradient() {
     }
 }
 
-/// A variable that no optimizer has behaves like a frozen one.
+/// A variable without an optimizer behaves like a frozen one.
 #[test]
 fn a_variable_without_an_optimizer_behaves_as_a_frozen_weight() {
     if skipped_on_cuda("a GPU casts the weight in each forward pass: its change is not known there")

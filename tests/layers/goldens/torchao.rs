@@ -7,7 +7,7 @@ use fp8::fp8_candle::Quantizer;
 use fp8::fp8_core::{Contraction, Format, Granularity};
 use fp8::{Fp8LinearConfig, RecipeName};
 use fp8_test_support::{
-    Model, Step, assert_same, assert_within, flat64, golden, largest, sqnr, ulp,
+    Model, Step, assert_same, assert_within, flat64, golden, largest, rounding, sqnr, ulp,
 };
 use serde_json::Value;
 
@@ -95,7 +95,9 @@ impl<'a> TorchaoCase<'a> {
             ("gb", step.grad_bias()),
         ] {
             let theirs = self.output(name);
-            let summation = 1e-6 * largest(theirs);
+            let terms = self.input("w").dims().iter().chain(self.input("x").dims());
+            let roundings = rounding::roundings(*terms.max().expect("dimensions"));
+            let summation = rounding::two_orders(roundings) * largest(theirs);
             let what = format!("{} emulate={emulate} {name}", self.key);
             assert_within(&what, ours, theirs, |at, value| {
                 // The output is rounded twice, before and after the bias is added.
@@ -115,8 +117,8 @@ impl<'a> TorchaoCase<'a> {
         }
     }
 
-    /// A few cases were also run through `torch._scaled_mm`, which rounds rowwise products to bf16. Returns how many
-    /// tensors were compared.
+    /// A few cases were also run through `torch._scaled_mm`, which rounds rowwise products to bf16. Returns the number of
+    /// compared tensors.
     fn check_scaled_mm(&self, step: &Step) -> usize {
         let mut compared = 0;
         for (name, ours) in [
@@ -133,7 +135,7 @@ impl<'a> TorchaoCase<'a> {
         compared
     }
 
-    /// Returns how many codes were compared.
+    /// Returns the number of compared codes.
     fn check_casts(&self) -> Result<usize> {
         let config = self.config.resolve().unwrap();
         let mut codes = 0;

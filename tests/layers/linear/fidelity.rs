@@ -121,7 +121,7 @@ fn bias_is_added_in_the_output_dtype() -> Result<()> {
 #[test]
 fn emulation_agrees_with_the_fast_path() -> Result<()> {
     for name in RecipeName::ALL {
-        // A sum that is rounded the other way may round to another code as a result.
+        // A sum that is rounded the other way may round to another code.
         let base = config(name)
             .with_output(fp8::config::CastConfig::disabled())
             .with_grad_input(fp8::config::CastConfig::disabled())

@@ -47,7 +47,7 @@ pub fn trainable(m: usize, k: usize, n: usize, autocast: impl Into<Autocast>) ->
     Model::prepared(&weight, Some(&bias)).step(&x, &g, autocast)
 }
 
-/// The operand of a GEMM after its FP8 cast, in f64.
+/// The operand of a GEMM in f64, after its FP8 cast.
 pub fn cast_as(
     config: &ResolvedConfig,
     operand: Operand,

@@ -6,7 +6,7 @@ use fp8::{Recipe, RecipeName};
 use fp8_test_support::child::child;
 use fp8_test_support::{Model, normal, skipped_on_cuda};
 
-/// In processes with other sizes of the global thread pool. A pool made here would not do: guards do not open on its workers.
+/// In processes with other sizes of the global thread pool. A pool made here does not help: guards do not open on its workers.
 #[test]
 fn same_bits_for_any_number_of_threads() -> Result<()> {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {

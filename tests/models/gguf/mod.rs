@@ -17,7 +17,7 @@ type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
 const HIDDEN: usize = 32;
 const HEADS: usize = 4;
 
-/// What a file holds, to be changed before it is written.
+/// The content of a file, which a test can change before it is written.
 struct Content {
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, QTensor>,
@@ -107,7 +107,7 @@ fn write(content: &Content, dir: &Path) -> CandleResult<PathBuf> {
     Ok(path)
 }
 
-/// An ordinary directory of the model in a GGUF file.
+/// A model directory made from a GGUF file.
 fn convert(path: &Path, out: &Path, dtype: DType) -> Outcome {
     let source = GgufSource::new(GgufFile::open(path)?)?;
     rewrite::dequantize(
@@ -126,7 +126,7 @@ fn a_directory_has_what_the_file_has() -> Outcome {
         let dir = tempfile::tempdir()?;
         let content = small(architecture)?;
         let path = write(&content, dir.path())?;
-        // What a name ends in says nothing of a directory.
+        // The ending of a directory's name has no meaning.
         let out = dir.path().join("out.gguf");
         convert(&path, &out, DType::F32)?;
         assert!(gguf::is_gguf(&path) && !gguf::is_gguf(&out));
@@ -169,7 +169,7 @@ fn a_directory_has_what_the_file_has() -> Outcome {
         assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(0), &[1][..]));
         assert_eq!(GenerationOptions::from_dir(&out)?.stop_tokens, [1]);
 
-        // Never over files that are there.
+        // Existing files are never overwritten.
         let again = convert(&path, &out, DType::F32).expect_err("not empty");
         assert!(again.to_string().contains("out.gguf"), "{again}");
     }
@@ -205,7 +205,7 @@ fn the_table_of_llama_3_becomes_its_settings() -> Outcome {
     Ok(())
 }
 
-/// A real file: what transformers makes of it is compared by `tools/check_gguf.py`.
+/// A real file. `tools/check_gguf.py` compares it with transformers.
 #[test]
 fn smollm2_is_read() -> Outcome {
     let Some(path) = real_model("smollm2", "gguf") else {

@@ -145,7 +145,7 @@ fn broken_files_are_refused() -> Outcome {
         GgufFile::open(&path).map(drop)
     };
     open(&whole)?;
-    // Cut anywhere before the padding at the end: an error, never a panic.
+    // A file cut anywhere before the final padding gives an error, never a panic.
     for length in (0..whole.len() - 32).step_by(97) {
         assert!(open(&whole[..length]).is_err(), "{length} bytes");
     }
@@ -185,7 +185,7 @@ fn broken_files_are_refused() -> Outcome {
     for (at, bytes) in [(0, [0u8; 8]), (4, [9; 8]), (8, [255; 8]), (16, [255; 8])] {
         assert!(changed(at, &bytes).contains("m.gguf"));
     }
-    // Every single byte of the header, turned around: refused or read, never a panic.
+    // Every byte of the header inverted, one at a time: refused or read, never a panic.
     let header = after(&whole, b"token_embd.weight") + 24;
     for at in 0..header {
         let mut changed = whole.clone();
@@ -211,7 +211,7 @@ fn an_alignment_of_zero_is_refused() -> Outcome {
     Ok(())
 }
 
-/// Values of arrays take some 30 bytes each when they are read.
+/// Array values take some 30 bytes each in memory.
 #[test]
 fn arrays_beyond_any_vocabulary_are_refused() -> Outcome {
     let dir = tempfile::tempdir()?;

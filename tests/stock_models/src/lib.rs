@@ -1,5 +1,5 @@
-//! Model files of candle-transformers, carried over to fp8: `use` lines replaced, one derive line above each type that holds
-//! layers, nothing else. The files are read from cargo's registry when this package is built.
+//! Model files of candle-transformers, ported to fp8 by replacing `use` lines and adding one derive line above each type that
+//! holds layers. The files are read from cargo's registry when this package is built.
 
 #[allow(dead_code, unexpected_cfgs, clippy::all)]
 mod models {
@@ -7,30 +7,30 @@ mod models {
 }
 pub use models::*;
 
-/// What the files call `crate::utils`.
+/// The files' `crate::utils`.
 pub mod utils {
     pub use candle_transformers::utils::*;
 }
 
-/// One file.
+/// A ported file.
 pub struct Carried {
     /// Name of the model.
     pub name: &'static str,
     /// The file in the registry.
     pub stock: &'static str,
-    /// As it is compiled here.
+    /// The text that is compiled here.
     pub ours: &'static str,
 }
 
-/// All of them.
+/// All ported files.
 pub const CARRIED: [Carried; 4] = include!(concat!(env!("OUT_DIR"), "/list.rs"));
 
 /// A change of one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Another `use` line, the stock one with it.
+    /// A replaced `use` line: the stock one and ours.
     ReplacedUse(&'static str, &'static str),
-    /// One more `use` line.
+    /// An added `use` line.
     AddedUse(&'static str),
     /// A derive line, and the line below it.
     Derive(&'static str, &'static str),

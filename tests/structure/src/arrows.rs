@@ -1,10 +1,11 @@
 //! Which file takes which names from which.
 
-use crate::module::{Crate, Names, leaves};
+use crate::module::{Crate, Module, Names};
+use crate::paths::Paths;
 use crate::resolve::{Crates, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use syn::visit::{self, Visit};
+use syn::visit::Visit;
 
 /// One file imports another.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,61 +18,68 @@ pub struct Arrow {
     pub names: BTreeSet<String>,
 }
 
+/// The names that go from one file to another, by the two files.
+type Found<'a> = BTreeMap<(&'a Path, &'a Path), BTreeSet<String>>;
+
 impl Crate {
-    /// The arrows between files of `crates`, which may name each other.
+    /// The arrows between files of `crates`, which may name each other: what the code of a file uses.
     pub fn arrows(crates: &[Self]) -> Vec<Arrow> {
-        let mut found: BTreeMap<(&Path, &Path), BTreeSet<String>> = BTreeMap::new();
-        for (of, one) in crates.iter().enumerate() {
-            for (at, module) in &one.modules {
-                let mut paths = Paths::default();
-                for item in &module.items {
-                    paths.visit_item(item);
-                }
-                for path in paths.0 {
-                    // A module that a `use` line names is no import yet: its names are, where they are used.
-                    let Some(Target::Name(of, at, name)) = Crates(crates).resolve(of, at, &path)
-                    else {
-                        continue;
-                    };
+        let mut found = Found::new();
+        each_module(crates, |of, at, module, paths| {
+            let resolved = paths.used.iter();
+            let resolved = resolved.flat_map(|path| Crates(crates).resolve(of, at, path));
+            let macros = paths.macros.iter();
+            let macros = macros.filter_map(|name| Crates(crates).macro_around(of, at, name));
+            for target in resolved.chain(macros) {
+                // A module that a `use` line names is no import yet: its names are, where they are used.
+                if let Target::Name(of, at, name) = target {
                     let to = crates[of].modules[&at].file.as_path();
-                    if to != module.file {
-                        found.entry((&module.file, to)).or_default().insert(name);
-                    }
+                    found.entry((&module.file, to)).or_default().insert(name);
                 }
             }
-        }
-        let arrow = |((from, to), names): ((&Path, &Path), BTreeSet<String>)| Arrow {
-            from: from.to_path_buf(),
-            to: to.to_path_buf(),
-            names,
-        };
-        found.into_iter().map(arrow).collect()
+        });
+        sorted(found)
+    }
+
+    /// The arrows of `pub use` lines: the files whose names a file hands on, whether its own code uses them or not.
+    pub fn handed_on(crates: &[Self]) -> Vec<Arrow> {
+        let mut found = Found::new();
+        each_module(crates, |of, at, module, paths| {
+            for path in &paths.handed_on {
+                for target in Crates(crates).resolve(of, at, path) {
+                    let (Target::Module(of, at) | Target::Name(of, at, _)) = target;
+                    let to = crates[of].modules[&at].file.as_path();
+                    let name = path.last().cloned().unwrap_or_default();
+                    found.entry((&module.file, to)).or_default().insert(name);
+                }
+            }
+        });
+        sorted(found)
     }
 }
 
-/// All paths of a module, as written.
-#[derive(Default)]
-struct Paths(Vec<Names>);
-
-impl<'ast> Visit<'ast> for Paths {
-    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        // A `pub use` hands names on: the file's own code does not depend on them, unless it uses them elsewhere.
-        if !matches!(item.vis, syn::Visibility::Inherited) {
-            return;
+fn each_module<'a>(
+    crates: &'a [Crate],
+    mut visit: impl FnMut(usize, &'a Names, &'a Module, Paths),
+) {
+    for (of, one) in crates.iter().enumerate() {
+        for (at, module) in &one.modules {
+            let mut paths = Paths::default();
+            for item in &module.items {
+                paths.visit_item(item);
+            }
+            visit(of, at, module, paths);
         }
-        self.0
-            .extend(leaves(&item.tree).into_iter().map(|(_, path)| path));
     }
+}
 
-    fn visit_path(&mut self, path: &'ast syn::Path) {
-        self.0.push(
-            path.segments
-                .iter()
-                .map(|segment| segment.ident.to_string())
-                .collect(),
-        );
-        visit::visit_path(self, path);
-    }
-
-    fn visit_item_mod(&mut self, _: &'ast syn::ItemMod) {}
+/// As arrows, without those from a file to itself.
+fn sorted(found: Found<'_>) -> Vec<Arrow> {
+    let between = found.into_iter().filter(|((from, to), _)| from != to);
+    let arrow = |((from, to), names): ((&Path, &Path), BTreeSet<String>)| Arrow {
+        from: from.to_path_buf(),
+        to: to.to_path_buf(),
+        names,
+    };
+    between.map(arrow).collect()
 }

@@ -1,22 +1,26 @@
-//! Every test target of the workspace is in a list of `.ci/levels`, once.
+//! Every test target of the workspace is in the lists of `.ci`.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// A test target: its name, its package's folder, and its file or folder.
+struct Target {
+    name: String,
+    package: PathBuf,
+    path: PathBuf,
+}
+
 /// The test targets in `tests/` of every package.
-fn targets(root: &Path) -> std::io::Result<Vec<String>> {
+fn targets(root: &Path) -> std::io::Result<Vec<Target>> {
+    let mut packages = vec![root.to_path_buf()];
+    for folder in [root.to_path_buf(), root.join("tests")] {
+        for entry in std::fs::read_dir(folder)? {
+            packages.push(entry?.path());
+        }
+    }
     let mut found = vec![];
-    let packages = [root.to_path_buf(), root.join("tests")]
-        .iter()
-        .map(std::fs::read_dir)
-        .collect::<Result<Vec<_>, _>>()?;
-    let packages = packages
-        .into_iter()
-        .flatten()
-        .map(|entry| Ok(entry?.path()));
-    let packages = packages.collect::<std::io::Result<Vec<_>>>()?;
-    for package in packages.iter().map(|path| path.as_path()).chain([root]) {
+    for package in packages {
         let folder = package.join("tests");
         if !package.join("Cargo.toml").is_file() || !folder.is_dir() {
             continue;
@@ -26,11 +30,52 @@ fn targets(root: &Path) -> std::io::Result<Vec<String>> {
             let file = path.extension().is_some_and(|extension| extension == "rs");
             if file || path.join("main.rs").is_file() {
                 let name = path.file_stem().expect("a name");
-                found.push(name.to_string_lossy().into_owned());
+                found.push(Target {
+                    name: name.to_string_lossy().into_owned(),
+                    package: package.clone(),
+                    path,
+                });
             }
         }
     }
     Ok(found)
+}
+
+/// Whether the text occurs in a file, or in a file of a folder.
+fn mentions(path: &Path, text: &str) -> std::io::Result<bool> {
+    if path.is_file() {
+        return Ok(std::fs::read_to_string(path)?.contains(text));
+    }
+    for entry in std::fs::read_dir(path)? {
+        if mentions(&entry?.path(), text)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// `.ci/run` lints with the feature `cuda` only those targets that depend on it.
+#[test]
+fn every_target_that_reads_the_feature_cuda_is_linted_with_it() -> std::io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let script = std::fs::read_to_string(root.join(".ci/run"))?;
+    let (_, list) = script.split_once("\ncuda=(").expect("the list");
+    let (list, _) = list.split_once(')').expect("its end");
+    let listed: BTreeSet<&str> = list.split_whitespace().collect();
+    let mut found = BTreeSet::new();
+    let targets = targets(&root)?;
+    for target in &targets {
+        let name = &target.name;
+        let required = format!("name = \"{name}\"\nrequired-features = [\"cuda\"]");
+        // Not this file, which only speaks of it.
+        let own = target.package.ends_with("structure");
+        let reads = !own && mentions(&target.path, "feature = \"cuda\"")?;
+        if reads || mentions(&target.package.join("Cargo.toml"), &required)? {
+            found.insert(name.as_str());
+        }
+    }
+    assert_eq!(listed, found);
+    Ok(())
 }
 
 #[cfg(unix)]
@@ -46,14 +91,14 @@ fn every_target_is_in_a_list() -> std::io::Result<()> {
         *listed.entry(name).or_insert(0) += 1;
     }
     let targets = targets(&root)?;
-    assert!(targets.len() > 60, "{targets:?}");
-    for name in &targets {
+    assert!(targets.len() > 40, "only {} targets", targets.len());
+    for Target { name, .. } in &targets {
         let lists = listed.get(name.as_str()).copied().unwrap_or(0);
         assert_eq!(lists, 1, "`{name}` is in {lists} lists of .ci/levels");
     }
     for name in listed.keys() {
         assert!(
-            targets.iter().any(|target| target == name),
+            targets.iter().any(|target| target.name == *name),
             "no test target `{name}`"
         );
     }

@@ -2,9 +2,11 @@
 
 use fp8_structure::{Arrow, Crate, circles};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Crates and their root files; a later one may name an earlier one.
 const CRATES: &[(&str, &str)] = &[
+    ("fp8_derive", "fp8-derive/src/lib.rs"),
     ("fp8_core", "fp8-core/src/lib.rs"),
     ("fp8_candle", "fp8-candle/src/lib.rs"),
     ("fp8_files", "fp8-files/src/lib.rs"),
@@ -13,6 +15,8 @@ const CRATES: &[(&str, &str)] = &[
     ("fp8_recipes", "fp8-recipes/src/lib.rs"),
     ("fp8", "src/lib.rs"),
     ("fp8_cli", "fp8-cli/src/main.rs"),
+    ("fp8_test_support", "tests/support/src/lib.rs"),
+    ("fp8_structure", "tests/structure/src/lib.rs"),
 ];
 
 /// The rooms of a crate from the bottom up: a file may import from its own room and from those before it.
@@ -76,24 +80,72 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The arrows between files, with paths from the workspace's folder.
-fn arrows() -> Result<Vec<Arrow>, String> {
+/// What the tests look at. The sources are read once.
+struct Read {
+    /// What the code of a file uses.
+    used: Vec<Arrow>,
+    /// What `pub use` lines hand on.
+    handed_on: Vec<Arrow>,
+    /// Source files that belong to no module.
+    missing: Vec<PathBuf>,
+}
+
+static READ: LazyLock<Result<Read, String>> = LazyLock::new(|| {
     let root = workspace();
     let crates = CRATES.iter();
     let crates = crates.map(|(name, file)| Crate::read(name, &root.join(file)));
     let crates = crates.collect::<Result<Vec<_>, _>>()?;
-    let arrows = Crate::arrows(&crates).into_iter();
+    let mut missing = vec![];
+    for (one, (_, file)) in crates.iter().zip(CRATES) {
+        let folder = root.join(file).parent().expect("a folder").to_path_buf();
+        let mut all = vec![];
+        sources(&folder, &mut all).map_err(|error| error.to_string())?;
+        let read = one.files();
+        all.retain(|file| !read.contains(file.as_path()) && !one.is_test(file));
+        missing.extend(all);
+    }
+    Ok(Read {
+        used: short(Crate::arrows(&crates)),
+        handed_on: short(Crate::handed_on(&crates)),
+        missing,
+    })
+});
+
+/// The arrows with paths from the workspace's folder.
+fn short(arrows: Vec<Arrow>) -> Vec<Arrow> {
+    let root = workspace();
     let short = |path: PathBuf| {
         path.strip_prefix(&root)
             .map(Path::to_path_buf)
             .unwrap_or(path)
     };
-    let short = arrows.map(|arrow| Arrow {
+    let short = arrows.into_iter().map(|arrow| Arrow {
         from: short(arrow.from),
         to: short(arrow.to),
         names: arrow.names,
     });
-    Ok(short.collect())
+    short.collect()
+}
+
+/// All `.rs` files in a folder and the folders in it.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sources(&path, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// A file that is not read could break every rule unseen.
+#[test]
+fn every_source_file_is_read() -> Result<(), String> {
+    let read = READ.as_ref()?;
+    assert!(read.missing.is_empty(), "{:?}", read.missing);
+    Ok(())
 }
 
 fn shown(arrow: &Arrow) -> String {
@@ -103,14 +155,14 @@ fn shown(arrow: &Arrow) -> String {
 
 #[test]
 fn no_files_import_each_other() -> Result<(), String> {
-    let arrows = arrows()?;
+    let arrows = &READ.as_ref()?.used;
     assert!(
         arrows.len() > 500,
         "only {} arrows were found",
         arrows.len()
     );
     let mut found = String::new();
-    for circle in circles(&arrows) {
+    for circle in circles(arrows) {
         found += &format!("a circle of {} files:\n", circle.len());
         let within = |arrow: &&Arrow| {
             circle.contains(arrow.from.as_path()) && circle.contains(arrow.to.as_path())
@@ -123,7 +175,9 @@ fn no_files_import_each_other() -> Result<(), String> {
 
 #[test]
 fn rooms_import_downward() -> Result<(), String> {
-    let arrows = arrows()?;
+    let Read {
+        used, handed_on, ..
+    } = READ.as_ref()?;
     let mut found = String::new();
     for (folder, rooms) in ROOMS {
         let room = |file: &Path| {
@@ -133,7 +187,7 @@ fn rooms_import_downward() -> Result<(), String> {
                 .to_owned();
             rooms.iter().position(|room| first == *room)
         };
-        for arrow in &arrows {
+        for arrow in used.iter().chain(handed_on) {
             if let (Some(from), Some(to)) = (room(&arrow.from), room(&arrow.to))
                 && from < to
             {

@@ -1,6 +1,6 @@
 //! Comparisons of tensors and of texts.
 
-use crate::{bits, flat, flat64};
+use crate::{bits, flat64};
 use candle_core::Tensor;
 
 /// The dtypes, shapes and bits are the same. Any NaN equals any other.
@@ -25,11 +25,11 @@ pub fn assert_differ(case: &str, got: &Tensor, other: &Tensor) {
 
 /// Every element is within `tolerance` times the largest expected magnitude. Returns the largest deviation, in that unit.
 #[track_caller]
-pub fn assert_close(case: &str, got: &Tensor, expected: &Tensor, tolerance: f32) -> f32 {
+pub fn assert_close(case: &str, got: &Tensor, expected: &Tensor, tolerance: f64) -> f64 {
     assert_eq!(got.dims(), expected.dims(), "{case}: shape");
-    let (got, expected) = (flat(got), flat(expected));
-    let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
-    let mut worst = 0f32;
+    let (got, expected) = (flat64(got), flat64(expected));
+    let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
+    let mut worst = 0f64;
     for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
         let deviation = (g - e).abs() / largest;
         assert!(

@@ -2,6 +2,7 @@
 
 use candle_core::Device;
 use std::cell::OnceCell;
+use std::io::Write;
 
 thread_local! {
     /// One per thread, so that tests do not wait for each other.
@@ -24,7 +25,9 @@ fn choose() -> Device {
         Ok(other) => panic!("FP8_TEST_DEVICE={other}: expected cpu or cuda"),
         Err(_) if candle_core::utils::cuda_is_available() => Device::new_cuda_with_stream(0)
             .unwrap_or_else(|error| {
-                println!("no CUDA device, so tests run on the CPU: {error}");
+                skipped(&format!(
+                    "everything on CUDA, tests run on the CPU: {error}"
+                ));
                 Device::Cpu
             }),
         Err(_) => Device::Cpu,
@@ -36,18 +39,27 @@ pub fn on_cuda() -> bool {
     device().is_cuda()
 }
 
-/// Without a GPU, prints that the test is skipped and returns true.
+/// Says that the running test, or the rest of it, checks nothing on this machine, and why. The line is seen beside the results of
+/// the tests, whose own output is captured if they pass.
+pub fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    // What `println!` and `eprintln!` write would be captured.
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+}
+
+/// Without a GPU, says that the test is skipped and returns true.
 pub fn skipped_on_cpu() -> bool {
     if !on_cuda() {
-        println!("skipped: no CUDA device");
+        skipped("no CUDA device");
     }
     !on_cuda()
 }
 
-/// On a GPU, prints why a test is skipped and returns true.
+/// On a GPU, says why a test is skipped and returns true.
 pub fn skipped_on_cuda(why: &str) -> bool {
     if on_cuda() {
-        println!("skipped on CUDA: {why}");
+        skipped(&format!("on CUDA: {why}"));
     }
     on_cuda()
 }

@@ -2,9 +2,12 @@
 //!
 //! Helpers panic where a test should fail.
 
+pub mod approx;
 pub mod child;
 mod compare;
 mod device;
+pub mod differences;
+pub mod models;
 pub mod rounding;
 mod tensors;
 

@@ -1,7 +1,7 @@
 //! A model of two linear layers.
 
 use crate::tensor;
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::Fp8Module;
 use fp8_recipes::nn::{self, Linear};
@@ -42,6 +42,14 @@ impl candle_core::Module for Mlp {
     }
 }
 
+/// The variables in the order of their names.
+pub fn named(vars: &VarMap) -> Vec<(String, Var)> {
+    let data = vars.data().lock().unwrap();
+    let mut all: Vec<_> = data.iter().map(|(n, v)| (n.clone(), v.clone())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
 /// Gives every variable values that depend on its name and `seed` only.
 pub fn fill(vars: &VarMap, seed: u64) {
     let vars = vars.data().lock().unwrap();
@@ -56,6 +64,6 @@ pub fn fill(vars: &VarMap, seed: u64) {
         } else {
             noise
         };
-        var.set(&value).unwrap();
+        var.set(&value.to_device(var.device()).unwrap()).unwrap();
     }
 }

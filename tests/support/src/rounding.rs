@@ -12,8 +12,13 @@
 //!   deviation of at most `u q sqrt(n)` (Higham and Mary, A new approach to probabilistic rounding error analysis). For long
 //!   sums [`LAMBDA`] times that is allowed.
 
+use fp8_core::Format;
+
 /// The largest relative error of rounding to f32.
 pub const UNIT: f64 = 1. / (1u32 << 24) as f64;
+
+/// The largest relative error of rounding to f64.
+pub const UNIT_F64: f64 = UNIT / (1u32 << 29) as f64;
 
 /// How many standard deviations an element may be off: so many that none of the millions of elements in all tests is
 /// farther off by chance.
@@ -40,12 +45,30 @@ pub fn bound(len: usize, magnitude: f64, square: f64) -> f64 {
     always.min(LAMBDA * UNIT * (n as f64 * square).sqrt())
 }
 
+/// How far two results in f32 may be apart, as a share of the largest of many, if they do the same in different orders and a term
+/// of either goes through at most this many roundings: twice [`bound`]. Signs are as good as random, and the standard
+/// deviation of a sum is at most the largest of many.
+pub fn two_orders(roundings: usize) -> f64 {
+    2. * LAMBDA * UNIT * (roundings as f64).sqrt()
+}
+
 /// [`bound`] for FP8 tensor cores, which keep about 14 bits of a sum: they shift the products of a step of 32 terms and the sum
 /// so far to the largest exponent among them and drop what lies 13 bits below it (measured for Hopper in "DeepSeek-V3 Technical
 /// Report", arXiv:2412.19437, section 3.3.2). Each of `len` terms loses at most `2^-13` of the largest partial sum, which is
 /// `3 q` with hardly an exception; the standard deviation of what a truncation takes is that over `sqrt(3)`, and signs are random.
 pub fn tensor_core_bound(len: usize, square: f64) -> f64 {
     LAMBDA * 2f64.powi(-13) * (3. * roundings(len) as f64 * square).sqrt()
+}
+
+/// The least signal to noise, in dB, of sums of products of values cast to these formats, one for each operand.
+///
+/// Values are uniform between their amax and its negative, and the amax is scaled to the largest code, 1.75 times a power of
+/// two. A cast to `m` bits of mantissa is off by a uniform share of an ulp, whose mean square is `ulp^2 / 12`. Over the
+/// binades below the amax that is `2^(-2 m) / 24` of the mean square of the values. Errors of the operands add up, since they
+/// are independent; a factor of 1.5 leaves room for chance, as in [`norm_share`].
+pub fn least_sqnr(operands: [Format; 2]) -> f64 {
+    let share = |format: Format| 2f64.powi(-2 * format.mantissa_bits() as i32) / 24.;
+    -10. * (1.5 * operands.map(share).iter().sum::<f64>()).log10()
 }
 
 /// The largest Euclidean norm of the errors of many such sums, as a share of the norm of the exact sums. A norm

@@ -13,7 +13,12 @@ pub fn values(seed: u64, len: usize) -> Vec<f32> {
 
 /// [`values`] as a tensor.
 pub fn tensor(seed: u64, dims: &[usize]) -> Tensor {
-    Tensor::from_vec(values(seed, dims.iter().product()), dims, &device()).unwrap()
+    cpu_tensor(seed, dims).to_device(&device()).unwrap()
+}
+
+/// [`tensor`] on the CPU, whatever the device of the tests.
+pub fn cpu_tensor(seed: u64, dims: &[usize]) -> Tensor {
+    Tensor::from_vec(values(seed, dims.iter().product()), dims, &Device::Cpu).unwrap()
 }
 
 /// [`values`] as a variable.
@@ -45,6 +50,11 @@ pub fn wave(dims: &[usize], seed: usize) -> Tensor {
     let value = |i: usize| (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin();
     let values: Vec<f64> = (0..dims.iter().product()).map(value).collect();
     Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+}
+
+/// [`wave`] in f32.
+pub fn wave_f32(dims: &[usize], seed: usize) -> Tensor {
+    wave(dims, seed).to_dtype(DType::F32).unwrap()
 }
 
 /// 97 values in -1..1 that repeat in an order given by `seed`.

@@ -227,18 +227,25 @@ mod tests {
     use super::*;
     use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
     use candle_core::Device;
+    use fp8_test_support::models::Model;
 
     #[test]
     fn fused_equals_composed() -> Result<()> {
-        let targets: Vec<i64> = (0..260).map(|i| (i * 29) % 67).collect();
-        let targets = Tensor::from_vec(targets, (4, 65), &Device::Cpu)?;
-        let logits = (wave(&[4, 65, 67], 1)? * 5.0)?;
+        let classes: Vec<i64> = (0..260).map(|i| (i * 29) % 67).collect();
+        let targets = Tensor::from_vec(classes.clone(), (4, 65), &Device::Cpu)?;
+        let logits = (wave(&[4, 65, 67], 1) * 5.0)?;
         for dtype in DTYPES {
             for ignore_index in [None, Some(29), Some(-100)] {
                 let options = CrossEntropyOptions { ignore_index };
+                let counted = |class: &i64| match Some(*class) == ignore_index {
+                    true => None,
+                    false => Some(*class as usize),
+                };
+                let model = Model::CrossEntropy(classes.iter().map(counted).collect());
                 assert_same_as_composed(
                     dtype,
                     std::slice::from_ref(&logits),
+                    &model,
                     |a| cross_entropy_with(&a[0], &targets, options),
                     |a| composed(&a[0], &targets, options),
                 )?;

@@ -7,6 +7,7 @@
 //! form is used.
 
 mod concat;
+mod parameters;
 mod rotating;
 mod scattered;
 
@@ -15,7 +16,6 @@ pub use concat::{ConcatKvCache, InterleavedKvCache};
 pub use rotating::{RotatingCache, RotatingKvCache};
 pub use scattered::{ScatteredCacheBuilder, ScatteredKvCache};
 
-use crate::module::nothing;
 use candle_core::{Result, Tensor};
 
 /// A cache of candle-nn beside a tensor that tracks gradients, and a pair of such caches for keys and values.
@@ -165,15 +165,3 @@ impl KvCache {
         Ok((all_k.unwrap_or(k.clone()), all_v.unwrap_or(v.clone())))
     }
 }
-
-// Cached keys and values are not parameters.
-nothing!(
-    Cache,
-    KvCache,
-    RotatingCache,
-    RotatingKvCache,
-    ConcatKvCache,
-    InterleavedKvCache,
-    ScatteredKvCache,
-    ScatteredCacheBuilder,
-);

@@ -1,0 +1,132 @@
+//! What decoding uses: attention over a cache, and products of few rows with a 16-bit matrix.
+
+use candle_core::{DType, Device, Tensor, Var};
+use fp8_candle::ops::{
+    AttentionOptions, CachedTokens, attention, cached_attention, few_rows_linear,
+};
+use fp8_candle::{Error, Result};
+use fp8_core::Format;
+use fp8_test_support::{apart, flat, wave_f32};
+
+const EPS: f64 = f32::EPSILON as f64;
+
+fn of(x: &Tensor) -> CachedTokens<'_> {
+    CachedTokens::HighPrecision(x)
+}
+
+/// Two ways to sum `d` products and then `keys` of them: each adds half an ulp per term, and the softmax passes an error of the
+/// scores on as a relative one of its weights.
+fn bound(d: usize, keys: usize) -> f64 {
+    2. * EPS * (d as f64).sqrt() * (d + 8) as f64 / 8. + 2. * EPS * (keys + 8) as f64
+}
+
+#[test]
+fn equals_attention_over_what_is_in_the_cache() -> Result<()> {
+    let options = AttentionOptions::default().with_causal(true);
+    for (batch, heads, kv_heads, d) in [(1, 1, 1, 16), (2, 6, 2, 32), (3, 4, 4, 24)] {
+        for (tokens, keys) in [(1, 1), (1, 63), (1, 64), (3, 65), (7, 200), (5, 5)] {
+            let q = wave_f32(&[batch, heads, tokens, d], 1);
+            let (k, v) = (
+                wave_f32(&[batch, kv_heads, 210, d], 2),
+                wave_f32(&[batch, kv_heads, 210, d], 3),
+            );
+            let part = |x: &Tensor| x.narrow(2, 0, keys)?.contiguous();
+            let expected = attention(&q, &part(&k)?, &part(&v)?, options.clone())?;
+            let case = format!("{batch} {heads}/{kv_heads} {d}: {tokens} of {keys}");
+            let y = cached_attention(&q, of(&k), of(&v), keys, None)?;
+            assert!(apart(&y, &expected) <= bound(d, keys), "{case}");
+
+            // The rest of the cache is not looked at.
+            let poison = Tensor::full(f32::NAN, (batch, kv_heads, 210 - keys, d), &Device::Cpu)?;
+            let poisoned = |x: &Tensor| Tensor::cat(&[&part(x)?, &poison], 2);
+            let (k, v) = (poisoned(&k)?, poisoned(&v)?);
+            let again = cached_attention(&q, of(&k), of(&v), keys, None)?;
+            assert_eq!(flat(&again), flat(&y), "{case}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn codes_and_16_bit_caches_give_what_their_values_give() -> Result<()> {
+    let (q, shape) = (wave_f32(&[2, 4, 2, 16], 1), [2, 2, 90, 16]);
+    let codes = |seed: usize| {
+        let values = flat(&wave_f32(&shape, seed));
+        let mut codes = vec![0u8; values.len()];
+        let cast = fp8_core::Cast::new(Format::E4M3);
+        fp8_core::encode(&cast, &values, 300., &mut codes);
+        Tensor::from_vec(codes, &shape, &Device::Cpu)
+    };
+    let (k, v) = (codes(2)?, codes(3)?);
+    let scales = [1. / 300., 1. / 200.];
+    let side = |codes| CachedTokens::Fp8 {
+        codes,
+        format: Format::E4M3,
+        dequant_scales: &scales,
+    };
+    let (k_values, v_values) = (
+        side(&k).dequantize(90, DType::F32)?,
+        side(&v).dequantize(90, DType::F32)?,
+    );
+    let y = cached_attention(&q, side(&k), side(&v), 77, None)?;
+    let expected = cached_attention(&q, of(&k_values), of(&v_values), 77, None)?;
+    assert_eq!(flat(&y), flat(&expected));
+
+    for dtype in [DType::BF16, DType::F16] {
+        let (k, v) = (k_values.to_dtype(dtype)?, v_values.to_dtype(dtype)?);
+        let y = cached_attention(&q, of(&k), of(&v), 77, None)?;
+        let (k, v) = (k.to_dtype(DType::F32)?, v.to_dtype(DType::F32)?);
+        let expected = cached_attention(&q, of(&k), of(&v), 77, None)?;
+        assert_eq!(flat(&y), flat(&expected), "{dtype:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_refused() -> Result<()> {
+    let (q, k) = (wave_f32(&[1, 4, 2, 16], 1), wave_f32(&[1, 2, 8, 16], 2));
+    let refused = |q: &Tensor, k: &Tensor, v: &Tensor, keys: usize| {
+        let result = cached_attention(q, of(k), of(v), keys, None);
+        assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
+    };
+    refused(&q, &k, &k, 9); // more than the capacity
+    refused(&q, &k, &k, 1); // fewer than the queries
+    refused(&q, &k, &wave_f32(&[1, 2, 9, 16], 2), 4);
+    refused(&q, &wave_f32(&[1, 3, 8, 16], 2), &k, 4);
+    refused(&q, &wave_f32(&[1, 2, 8, 12], 2), &k, 4);
+    let codes = k.to_dtype(DType::U8)?;
+    let one = CachedTokens::Fp8 {
+        codes: &codes,
+        format: Format::E4M3,
+        dequant_scales: &[1.],
+    };
+    let result = cached_attention(&q, one, one, 4, None);
+    assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
+    let result = cached_attention(&q, of(&codes), of(&codes), 4, None);
+    assert!(matches!(result, Err(Error::DType { .. })), "{result:?}");
+    // A gradient would be lost.
+    let var = Var::from_tensor(&q)?;
+    assert!(cached_attention(&var, of(&k), of(&k), 4, None).is_err());
+    assert!(few_rows_linear(&var, &wave_f32(&[3, 16], 1)).is_err());
+    Ok(())
+}
+
+#[test]
+fn few_rows_equal_matmul() -> Result<()> {
+    for (rows, inputs, outputs) in [(1, 1, 1), (1, 33, 700), (3, 64, 257), (8, 100, 5)] {
+        let x = wave_f32(&[rows, inputs], 1);
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let weight = wave_f32(&[outputs, inputs], 2).to_dtype(dtype)?;
+            let expected = x.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
+            let y = few_rows_linear(&x, &weight)?;
+            // Two orders of a sum of products below 1.
+            let bound = EPS * (inputs * (inputs + 8)) as f64;
+            assert!(
+                apart(&y, &expected) <= bound,
+                "{rows} {inputs} {outputs} {dtype:?}"
+            );
+        }
+    }
+    assert!(few_rows_linear(&wave_f32(&[1, 4], 1), &wave_f32(&[2, 5], 1)).is_err());
+    Ok(())
+}

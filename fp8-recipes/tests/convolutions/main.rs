@@ -1,0 +1,5 @@
+//! Convolutions in FP8, and the batch norms behind them.
+
+mod batch_norm;
+mod folding;
+mod nets;
