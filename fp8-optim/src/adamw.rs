@@ -152,7 +152,7 @@ impl Rule for AdamWConfig {
     }
 
     /// The order of operations is that of candle-nn's AdamW; `kernels/adamw.cu` follows it too.
-    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Sync {
+    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Copy + Sync {
         let [beta1, rest1] = [self.beta1, 1.0 - self.beta1].map(V::number);
         let [beta2, rest2] = [self.beta2, 1.0 - self.beta2].map(V::number);
         let correction1 = V::number(correction(self.beta1, at.step));
@@ -194,7 +194,7 @@ impl ScaledRule for AdamWConfig {
         &self,
         at: &Rates,
         extents: Extents,
-    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Sync> {
+    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync> {
         let &Self {
             beta1, beta2, eps, ..
         } = self;

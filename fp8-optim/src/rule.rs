@@ -90,7 +90,7 @@ pub struct Rates {
 ///         self.lr = lr;
 ///     }
 ///
-///     fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Sync {
+///     fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Copy + Sync {
 ///         let [beta, rest, lr] = [self.beta, 1. - self.beta, at.lr].map(V::number);
 ///         move |theta, grad, moments| {
 ///             let mean = moments[0].clone().times(beta) + grad.times(rest);
@@ -140,8 +140,8 @@ pub trait Rule: Clone + std::fmt::Debug + Serialize + DeserializeOwned {
     }
 
     /// The update of one element, or of all elements at once: from the old value, the gradient after clipping and the moments to the
-    /// new value; changes the moments. The closure should be `#[inline(always)]`.
-    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Sync;
+    /// new value; changes the moments. The closure should be `#[inline(always)]` and hold only numbers, so that its loop vectorizes.
+    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Copy + Sync;
 
     /// The numbers of `kernels/adamw.cu` if that kernel computes this rule.
     #[cfg(feature = "cuda")]

@@ -168,7 +168,7 @@ impl Rule for SgdConfig {
         self.momentum != 0.
     }
 
-    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Sync {
+    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Copy + Sync {
         let (decays, nesterov) = (at.weight_decay != 0., self.nesterov);
         let has_momentum = self.has_moments();
         let [lr, decay] = [at.lr, at.weight_decay].map(V::number);
@@ -204,7 +204,7 @@ impl ScaledRule for SgdConfig {
         &self,
         at: &Rates,
         extents: Extents,
-    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Sync> {
+    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync> {
         let (momentum, nesterov, share) = (self.momentum, self.nesterov, self.share(at));
         let (p, buffer, grad) = (extents.parameter, extents.moments[0], extents.grad);
         let size = p.size();

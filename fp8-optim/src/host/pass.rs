@@ -44,10 +44,11 @@ pub(crate) struct Measured {
     pub(crate) saturated: u64,
 }
 
-/// The update of one element: from its value, gradient and moments to its new value.
-pub(crate) trait Formula: Fn(f32, f32, &mut [f32]) -> f32 + Sync {}
+/// The update of one element: from its value, gradient and moments to its new value. Loops run on a copy, whose numbers stay in registers:
+/// behind a reference, stores of results might change them, and a formula with branches would not vectorize.
+pub(crate) trait Formula: Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync {}
 
-impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> Formula for F {}
+impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync> Formula for F {}
 
 /// Runs `formula` over a parameter in place.
 pub(crate) fn run<R: Rule>(var: &Var, pass: &Pass<'_>, formula: impl Formula) -> Result<Measured> {
@@ -57,9 +58,9 @@ pub(crate) fn run<R: Rule>(var: &Var, pass: &Pass<'_>, formula: impl Formula) ->
     if var.elem_count() > 0 {
         change_in_place(&tensors, &mut |memory| {
             measured = match var.dtype() {
-                DType::F16 => typed::<R, f16>(memory, pass, &formula),
-                DType::BF16 => typed::<R, bf16>(memory, pass, &formula),
-                _ => typed::<R, f32>(memory, pass, &formula),
+                DType::F16 => typed::<R, f16>(memory, pass, formula),
+                DType::BF16 => typed::<R, bf16>(memory, pass, formula),
+                _ => typed::<R, f32>(memory, pass, formula),
             };
             Ok(())
         })?;
@@ -71,7 +72,7 @@ pub(crate) fn run<R: Rule>(var: &Var, pass: &Pass<'_>, formula: impl Formula) ->
 fn typed<R: Rule, T: Value>(
     memory: Vec<Memory<'_>>,
     pass: &Pass<'_>,
-    formula: &impl Formula,
+    formula: impl Formula,
 ) -> Option<Measured> {
     match (pass.saturating, pass.master.map(Tensor::dtype)) {
         (true, _) => blocks::<R, T, T, f32>(memory, pass, formula),
@@ -85,7 +86,7 @@ fn typed<R: Rule, T: Value>(
 fn blocks<R: Rule, T: Value, M: Value, K: Value>(
     memory: Vec<Memory<'_>>,
     pass: &Pass<'_>,
-    formula: &impl Formula,
+    formula: impl Formula,
 ) -> Option<Measured> {
     let len = pass.grad.len();
     let mut memory = memory.into_iter();
@@ -140,7 +141,7 @@ impl Measured {
 }
 
 impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
-    fn update<R: Rule>(&mut self, formula: &impl Formula, pass: &Pass<'_>) -> Measured {
+    fn update<R: Rule>(&mut self, formula: impl Formula, pass: &Pass<'_>) -> Measured {
         let (keys, saturating) = (&pass.keys, pass.saturating);
         let (mut grads, mut wide) = ([0f32; PIECE], [0f32; PIECE]);
         let mut wide_moments = [[0f32; PIECE]; MAX_MOMENTS];
@@ -244,7 +245,7 @@ fn put_back<T: Value>(
 /// The formula for each element. The number of moments is a constant, so that the loop vectorizes and leaves unused moments alone.
 #[inline(always)]
 fn each_element<R: Rule>(
-    formula: &impl Formula,
+    formula: impl Formula,
     p: &mut [f32],
     g: &[f32],
     [a, b, c]: &mut [&mut [f32]; MAX_MOMENTS],

@@ -142,7 +142,7 @@ impl<R: Rule> Parameter<R> for Variable {
                     &self.var,
                     &pass,
                     #[inline(always)]
-                    |theta, grad, moments: &mut [f32]| formula(theta, grad * clip, moments),
+                    move |theta, grad, moments: &mut [f32]| formula(theta, grad * clip, moments),
                 )
             })??;
         } else {

@@ -51,7 +51,7 @@ pub struct ScaledPlan<F> {
     pub(super) formula: F,
 }
 
-impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> ScaledPlan<F> {
+impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync> ScaledPlan<F> {
     pub(crate) fn new(parameter: Scale, moments: [Scale; MAX_MOMENTS], formula: F) -> Self {
         Self {
             parameter,
@@ -73,5 +73,5 @@ pub trait ScaledRule: Rule {
         &self,
         at: &Rates,
         extents: Extents,
-    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Sync>;
+    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync>;
 }
