@@ -250,7 +250,7 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
     refused(&recipes, &["`down`", "rowwise"]);
     // Other values in a model that has no variables.
     save_fp8_state(&other, &Net::fresh()).unwrap();
-    refused(&built_from(&other), &["`down.weight`", "no variable"]);
+    refused(&built_from(&other), &["`down.weight`", "not a variable"]);
     // Codes are not a high-precision weight.
     let report = save_calibrated(&net, dir.path()).unwrap();
     let vb = load::var_builder(&[&report.model], DType::F32, CPU).unwrap();
