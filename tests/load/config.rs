@@ -25,22 +25,29 @@ fn weight(granularity: Granularity, len: usize) -> Tensor {
     .unwrap()
 }
 
-/// `x` after a cast by hand, in which every `group` neighbours have a scale from their amax.
-fn cast_in_groups(x: &Tensor, group: usize, scale: impl Fn(f32) -> f32) -> Tensor {
+/// `x` after a cast by hand, in which every `group` neighbours have the quant_scale and the dequant_scale that `scales` gives for their
+/// amax.
+fn cast_in_groups(x: &Tensor, group: usize, scales: impl Fn(f32) -> [f32; 2]) -> Tensor {
     let cast = Cast::new(Format::E4M3);
     let values = flat(x);
     let values: Vec<f32> = values
         .chunks(group)
         .flat_map(|chunk| {
             let amax = chunk.iter().fold(0f32, |max, x| max.max(x.abs()));
-            let scale = scale(amax);
+            let [quant_scale, dequant_scale] = scales(amax);
             chunk
                 .iter()
-                .map(|x| Format::E4M3.decode(cast.encode(x * (1. / scale), 0)) * scale)
+                .map(|x| Format::E4M3.decode(cast.encode(x * quant_scale, 0)) * dequant_scale)
                 .collect::<Vec<_>>()
         })
         .collect();
     of(&values, x.dims())
+}
+
+/// The scales of a dynamic cast.
+fn dynamic_scales(amax: f32) -> [f32; 2] {
+    let quant_scale = 448. / amax;
+    [quant_scale, 1. / quant_scale]
 }
 
 /// Inputs whose groups and rows differ in magnitude.
@@ -96,7 +103,6 @@ fn weight_only_checkpoints_run_weight_only() {
 
 #[test]
 fn inputs_are_cast_as_the_configuration_says() {
-    let exact = |amax: f32| amax / 448.;
     // The same file, with one scale, for each kind of input cast.
     let dynamic = json!({"dynamic": true});
     let group = |size: usize| json!({"dynamic": true, "group_size": size});
@@ -117,7 +123,7 @@ fn inputs_are_cast_as_the_configuration_says() {
         write_config(dir.path(), &config);
         let layer = layer(dir.path()).unwrap();
         let weight = weight(Granularity::Tensorwise, 1);
-        let expected = product(&cast_in_groups(&input(), size, exact), &weight);
+        let expected = product(&cast_in_groups(&input(), size, dynamic_scales), &weight);
         let case = format!("{strategy} of {size}");
         let y = layer.forward(&input()).unwrap();
         assert_close(&case, &y, &expected, two_orders(roundings(K)));
@@ -142,7 +148,7 @@ fn inputs_are_cast_as_the_configuration_says() {
         layer.static_weight().unwrap().input_scaling(),
         InputScaling::Static(_)
     ));
-    let x = cast_in_groups(&input(), K, |_| 0.02);
+    let x = cast_in_groups(&input(), K, |_| [1. / 0.02, 0.02]);
     let expected = product(&x, &weight(Granularity::Rowwise, N));
     assert_close(
         "static",
@@ -177,7 +183,7 @@ fn block_checkpoints_of_deepseek_and_qwen_run_in_groups_of_128() {
         2,
     );
     assert_same("the value", &layer.weight().unwrap(), &weight);
-    let expected = product(&cast_in_groups(&input(), 128, |amax| amax / 448.), &weight);
+    let expected = product(&cast_in_groups(&input(), 128, dynamic_scales), &weight);
     assert_close(
         "groups",
         &layer.forward(&input()).unwrap(),
@@ -217,7 +223,10 @@ fn the_scale_bytes_of_microscaled_checkpoints_are_powers_of_two() {
     let values: Vec<f32> = decoded.iter().zip(&powers).map(|(a, b)| a * b).collect();
     let weight = of(&values, &[N, K]);
     assert_same("the value", &layer.weight().unwrap(), &weight);
-    let power = |amax: f32| (amax / 448.).log2().ceil().exp2();
+    let power = |amax: f32| {
+        let power = (amax / 448.).log2().ceil().exp2();
+        [1. / power, power]
+    };
     let expected = product(&cast_in_groups(&input(), 32, power), &weight);
     assert_close(
         "mx",

@@ -97,7 +97,8 @@ fn scaled_layers_compute_what_plain_ones_do() -> anyhow::Result<()> {
         ];
         for (own, expected) in statistics {
             let own = ScaledVar::of(own).unwrap().value().to_tensor(DType::F32)?;
-            assert!(apart(&own, expected) <= bound(expected));
+            // A tenth of sums over 48 results of convolutions, which are about 1 and may cancel.
+            assert!(apart(&own, expected) <= 0.1 * two_orders(3 * 16 + 48));
         }
         let grads = y.square()?.sum_all()?.backward()?;
         for var in vars
@@ -119,7 +120,7 @@ fn scaled_layers_compute_what_plain_ones_do() -> anyhow::Result<()> {
     assert!(apart(&own, &other) <= bound(&other));
     let own = ScaledVar::of(net.batch.running_var()).unwrap().value();
     let expected = plain.batch.running_var();
-    assert!(apart(&own.to_tensor(DType::F32)?, expected) <= bound(expected));
+    assert!(apart(&own.to_tensor(DType::F32)?, expected) <= 0.1 * two_orders(3 * 16 + 48));
     let expected = plain.group.forward(&x8()?)?;
     let error = apart(&net.group.forward(&x8()?)?, &expected);
     assert!(error <= bound(&expected), "{error}");

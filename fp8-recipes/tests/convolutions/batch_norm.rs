@@ -123,7 +123,7 @@ proptest! {
             prop_assert!((grad - expected.value).abs() <= bound(expected), "x {i}: {grad} {expected:?}");
         }
         // A gradient in f32 has 24 bits.
-        let stored = if mixed { UNIT } else { 0. };
+        let stored = if mixed { 2. * UNIT } else { 0. };
         let off = |slope: Slope| bound(slope) + stored * slope.value.abs();
         let (weight_grad, bias_grad) = (grads.get(&weight).unwrap(), grads.get(&bias).unwrap());
         for i in 0..shape[1] {

@@ -1,6 +1,6 @@
 //! Layers that compute as candle-nn's do: their gradients, too, are those of what they compute.
 
-use super::{check, wave};
+use super::{check, check_gelu, wave};
 use candle_core::{DType, Device, Module, ModuleT, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::nn::{self, Activation, RNN, ops};
@@ -25,9 +25,12 @@ fn activations() {
         LeakyRelu(0.1),
         GeluPytorchTanh,
     ] {
-        check(&format!("{activation:?}"), &[wave(&[3, 8], 1)], |x| {
-            x[0].apply(&activation)
-        });
+        let (what, x) = (format!("{activation:?}"), [wave(&[3, 8], 1)]);
+        let apply = |x: &[Tensor]| x[0].apply(&activation);
+        match activation {
+            Gelu | NewGelu | GeluPytorchTanh => check_gelu(&what, &x, apply),
+            _ => check(&what, &x, apply),
+        }
     }
     let prelu = |x: &[Tensor]| nn::PReLU::new(x[1].clone(), false).forward(&x[0]);
     check("PReLU", &[wave(&[2, 3, 4], 1), wave(&[3], 2)], prelu);

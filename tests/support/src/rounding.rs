@@ -60,15 +60,17 @@ pub fn tensor_core_bound(len: usize, square: f64) -> f64 {
     LAMBDA * 2f64.powi(-13) * (3. * roundings(len) as f64 * square).sqrt()
 }
 
-/// The least signal to noise, in dB, of sums of products of values cast to these formats, one for each operand.
+/// The least signal to noise, in dB, of so many sums of products of values cast to these formats, one for each operand.
 ///
 /// Values are uniform between their amax and its negative, and the amax is scaled to the largest code, 1.75 times a power of
 /// two. A cast to `m` bits of mantissa is off by a uniform share of an ulp, whose mean square is `ulp^2 / 12`. Over the
 /// binades below the amax that is `2^(-2 m) / 24` of the mean square of the values. Errors of the operands add up, since they
-/// are independent; a factor of 1.5 leaves room for chance, as in [`norm_share`].
-pub fn least_sqnr(operands: [Format; 2]) -> f64 {
+/// are independent. The mean square of `n` sums varies by `sqrt(2 / n)` of itself, that of signal and noise together by
+/// `sqrt(4 / n)`, and four times that is allowed.
+pub fn least_sqnr(operands: [Format; 2], sums: usize) -> f64 {
     let share = |format: Format| 2f64.powi(-2 * format.mantissa_bits() as i32) / 24.;
-    -10. * (1.5 * operands.map(share).iter().sum::<f64>()).log10()
+    let chance = 1. + 4. * (4. / sums as f64).sqrt();
+    -10. * (chance * operands.map(share).iter().sum::<f64>()).log10()
 }
 
 /// The largest Euclidean norm of the errors of many such sums, as a share of the norm of the exact sums. A norm
