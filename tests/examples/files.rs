@@ -1,7 +1,7 @@
 //! The folders and files of runs, and how errors read.
 
-use crate::record::{Line, Metrics};
 use crate::calibrate::{self, end};
+use crate::record::{Line, Metrics};
 use crate::{candle_sources, runs};
 use anyhow::anyhow;
 use candle_core::{DType, Device, Tensor};

@@ -1,6 +1,7 @@
 //! Models, generation and text.
 
 mod batches;
+mod defaults;
 mod gguf;
 mod real;
 mod streams;

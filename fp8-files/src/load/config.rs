@@ -7,7 +7,7 @@ use super::options::OpenOptions;
 use crate::error::{Error, Result};
 use crate::names::split;
 use crate::read::{MAX_CONFIG, read_text_if_present};
-use crate::safetensors_file::SafetensorsFile;
+use crate::safetensors_file::{SafetensorsFile, any_name};
 use serde_json::Value;
 use std::path::Path;
 
@@ -58,12 +58,6 @@ fn family_of(
     } else {
         Ok(families::by_shape())
     }
-}
-
-fn any_name(files: &[&SafetensorsFile], fits: impl Fn(&str) -> bool) -> bool {
-    files
-        .iter()
-        .any(|file| file.names().any(|name| fits(&name)))
 }
 
 /// Whether a tensor is a scale of FP8 values, in any family. The `scale` of a norm is not.
@@ -135,31 +129,15 @@ fn of_config(path: &Path, config: &Value, files: &[&SafetensorsFile]) -> Result<
     let Some(at) = places.into_iter().find(|at| !at.is_null()) else {
         return Ok(None);
     };
-    let method = at.get("quant_method");
     // Old compressed-tensors files are recognised by the key, some of ModelOpt by their producer, MLX by the mode.
-    let name = match method.value {
-        Value::Null if at.key == "compression_config" => "compressed-tensors",
-        Value::Null if is_modelopt(&at) => "modelopt",
-        Value::Null if !at.get("mode").is_null() => "mlx",
-        _ => method.text(METHODS)?,
+    let implied = if at.key == "compression_config" {
+        Some("compressed-tensors")
+    } else if is_modelopt(&at) {
+        Some("modelopt")
+    } else {
+        (!at.get("mode").is_null()).then_some("mlx")
     };
-    let family = match name {
-        "compressed-tensors" => families::compressed_tensors(&at),
-        "fp8" | "mxfp8" => {
-            let inverse = any_name(files, |name| name.ends_with(".weight_scale_inv"));
-            families::fp8(&at, inverse)
-        }
-        "modelopt" | "modelopt_fp8" | "modelopt_mxfp8" | "modelopt_mixed" => {
-            families::modelopt(&at)
-        }
-        "fbgemm_fp8" => families::fbgemm(&at),
-        "torchao" => families::torchao(Some(&at), files),
-        "quark" => families::quark(&at),
-        "w8a8_fp8" => families::w8a8(&at),
-        "mlx" => families::mlx(&at, files),
-        _ => Err(method.unsupported(METHODS)),
-    };
-    family.map(Some)
+    families::of_method(&at, implied, files).map(Some)
 }
 
 fn is_modelopt(at: &At<'_>) -> bool {
@@ -168,5 +146,3 @@ fn is_modelopt(at: &At<'_>) -> bool {
         || has_algo(at)
         || has_algo(&at.get("quantization"))
 }
-
-const METHODS: &str = "compressed-tensors, fp8, mxfp8, modelopt, fbgemm_fp8, torchao, quark, w8a8_fp8 or mode mxfp8 of MLX";

@@ -17,7 +17,7 @@ impl Checkpoint {
             _ => None,
         });
         let first = weights.chain(codes).min_by_key(|stored| stored.file);
-        first.map_or(FamilyName::HighPrecision, |stored| {
+        first.map_or(FamilyName::HIGH_PRECISION, |stored| {
             self.files.family(stored).name
         })
     }

@@ -299,3 +299,10 @@ impl SafetensorsFile {
             .map_err(Error::read(&self.path))
     }
 }
+
+/// Whether the name of any tensor of these files fits.
+pub(crate) fn any_name(files: &[&SafetensorsFile], fits: impl Fn(&str) -> bool) -> bool {
+    files
+        .iter()
+        .any(|file| file.names().any(|name| fits(&name)))
+}

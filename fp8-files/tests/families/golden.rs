@@ -65,18 +65,37 @@ fn folders() -> [Folder; 10] {
         granularity,
         input,
     };
-    use FamilyName::*;
     [
-        folder("ct_static_tensor", CompressedTensors, tensor, STATIC),
-        folder("ct_channel_token_bf16", CompressedTensors, row, TOKEN),
-        folder("ct_block128", CompressedTensors, blocks, GROUPS),
-        folder("modelopt_fp8_kv", ModelOpt, tensor, STATIC),
-        folder("modelopt_pb_wo", ModelOpt, blocks, NONE),
-        folder("hf_block_f32", Fp8Blocks, blocks, GROUPS),
-        folder("hf_per_tensor_static", HfPerTensor, tensor, STATIC),
-        folder("autofp8_static", AutoFp8, tensor, STATIC),
-        folder("torchao_row", Torchao, row, TOKEN),
-        folder("torchao_tensor", Torchao, tensor, TENSOR),
+        folder(
+            "ct_static_tensor",
+            FamilyName::COMPRESSED_TENSORS,
+            tensor,
+            STATIC,
+        ),
+        folder(
+            "ct_channel_token_bf16",
+            FamilyName::COMPRESSED_TENSORS,
+            row,
+            TOKEN,
+        ),
+        folder(
+            "ct_block128",
+            FamilyName::COMPRESSED_TENSORS,
+            blocks,
+            GROUPS,
+        ),
+        folder("modelopt_fp8_kv", FamilyName::MODEL_OPT, tensor, STATIC),
+        folder("modelopt_pb_wo", FamilyName::MODEL_OPT, blocks, NONE),
+        folder("hf_block_f32", FamilyName::FP8_BLOCKS, blocks, GROUPS),
+        folder(
+            "hf_per_tensor_static",
+            FamilyName::HF_PER_TENSOR,
+            tensor,
+            STATIC,
+        ),
+        folder("autofp8_static", FamilyName::AUTO_FP8, tensor, STATIC),
+        folder("torchao_row", FamilyName::TORCHAO, row, TOKEN),
+        folder("torchao_tensor", FamilyName::TORCHAO, tensor, TENSOR),
     ]
 }
 

@@ -97,11 +97,11 @@ impl RopeConfig {
     }
 
     /// Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-    pub(crate) fn parse(config: &Entries<'_>, head_dim: usize) -> Result<Self> {
+    pub(crate) fn parse(config: &Entries<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
         let context = config.size("max_position_embeddings", 2048)?;
         let parameters = config.object("rope_parameters");
         let found = parameters.or(config.object("rope_scaling"));
-        let mut theta = config.positive("rope_theta", 10_000.)?;
+        let mut theta = config.positive("rope_theta", default_theta)?;
         let mut partial = config.positive("partial_rotary_factor", 1.)?;
         if let Some(rope) = &found {
             theta = rope.positive("rope_theta", theta)?;

@@ -13,6 +13,11 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 
+impl FamilyName {
+    /// ComfyUI's scaled FP8.
+    pub const COMFY_UI: Self = Self::new("ComfyUI scaled fp8");
+}
+
 /// Metadata entry of new files.
 const METADATA: &str = "_quantization_metadata";
 /// Tensor beside a layer in new files: the same JSON as bytes.
@@ -72,7 +77,7 @@ pub(in crate::load) fn parse(files: &[&SafetensorsFile]) -> Result<Family> {
         input_scales: &["input_scale", "scale_input"],
         descriptions: &[DESCRIPTION, MARKER],
         may_ignore_input_scales: true,
-        ..Family::new(FamilyName::ComfyUi, source, layer)
+        ..Family::new(FamilyName::COMFY_UI, source, layer)
     })
 }
 

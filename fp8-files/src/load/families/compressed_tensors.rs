@@ -12,10 +12,15 @@ use crate::scheme::InputScheme;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Value, json};
 
+impl FamilyName {
+    /// compressed-tensors, the format of llm-compressor and of this library's own exports.
+    pub const COMPRESSED_TENSORS: Self = Self::new("compressed-tensors");
+}
+
 /// The targets of a group, and its key with what it declares.
 type Group = (Targets, (String, Declared));
 
-pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
+pub(super) fn parse(at: &At<'_>) -> Result<Family> {
     at.get("format").must_be(json!([
         "float-quantized",
         "naive-quantized",
@@ -65,7 +70,7 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
         let best = ranked.iter().filter(|(rank, _)| Some(*rank) == best);
         agreed(&source, path, best.map(|(_, entry)| *entry))
     };
-    let name = FamilyName::CompressedTensors;
+    let name = FamilyName::COMPRESSED_TENSORS;
     Ok(Family::new(name, Some(at.path), layer))
 }
 

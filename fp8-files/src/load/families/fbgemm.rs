@@ -8,7 +8,12 @@ use crate::load::family_name::FamilyName;
 use crate::scheme::InputScheme;
 use fp8_core::Granularity;
 
-pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
+impl FamilyName {
+    /// FBGEMM, with an upper bound for the amax of inputs.
+    pub const FBGEMM: Self = Self::new("fbgemm_fp8");
+}
+
+pub(super) fn parse(at: &At<'_>) -> Result<Family> {
     let input = InputScheme::DynamicPerToken {
         power_of_two: false,
         // The name says scale, but the number bounds the amax.
@@ -17,5 +22,5 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     let declared = Declared::new(Granularity::Rowwise, input);
     let modules = Modules::lenient(at, &["modules_to_not_convert"])?;
     let layer = move |path: &str| Ok((!modules.name(path)).then_some(declared));
-    Ok(Family::new(FamilyName::Fbgemm, Some(at.path), layer))
+    Ok(Family::new(FamilyName::FBGEMM, Some(at.path), layer))
 }

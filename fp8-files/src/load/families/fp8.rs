@@ -5,13 +5,25 @@ use crate::error::Result;
 use crate::load::at::At;
 use crate::load::family::{Declared, Family};
 use crate::load::family_name::FamilyName;
+use crate::safetensors_file::{SafetensorsFile, any_name};
 use crate::scheme::InputScheme;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Value, json};
 
+impl FamilyName {
+    /// One scale per weight, `weight_scale`: AutoFP8, vLLM, Intel.
+    pub const AUTO_FP8: Self = Self::new("fp8 (AutoFP8, vLLM)");
+
+    /// One scale per block, `weight_scale_inv` or `scale`.
+    pub const FP8_BLOCKS: Self = Self::new("fp8 blocks (DeepSeek, Qwen)");
+
+    /// One scale per weight, `weight_scale_inv`: Mistral's files for transformers.
+    pub const HF_PER_TENSOR: Self = Self::new("fp8 per tensor (Mistral for transformers)");
+}
+
 /// All layers are stored alike. The scales in the file show which layers are FP8; the configuration lists those that are not.
-/// `inverse`: whether the file names its scales `weight_scale_inv`.
-pub(in crate::load) fn parse(at: &At<'_>, inverse: bool) -> Result<Family> {
+pub(super) fn parse(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<Family> {
+    let inverse = any_name(files, |name| name.ends_with(".weight_scale_inv"));
     at.get("fmt")
         .must_be(json!([null, "e4m3", "float8_e4m3fn"]))?;
     at.get("expert_dtype")
@@ -40,20 +52,20 @@ pub(in crate::load) fn parse(at: &At<'_>, inverse: bool) -> Result<Family> {
         (Some(_), _) => return Err(activation.unsupported("\"dynamic\" for blocks")),
     };
     let name = match (declared.weight, inverse) {
-        (Some(_), _) => FamilyName::Fp8Blocks,
-        (None, true) => FamilyName::HfPerTensor,
-        (None, false) => FamilyName::AutoFp8,
+        (Some(_), _) => FamilyName::FP8_BLOCKS,
+        (None, true) => FamilyName::HF_PER_TENSOR,
+        (None, false) => FamilyName::AUTO_FP8,
     };
     let modules = Modules::lenient(at, &["ignored_layers", "modules_to_not_convert"])?;
     let layer = move |path: &str| Ok((!modules.name(path)).then_some(declared));
     Ok(Family {
         weight_scales: match name {
-            FamilyName::Fp8Blocks => &["weight_scale_inv", "weight_scale", "scale"],
-            FamilyName::HfPerTensor => &["weight_scale_inv", "weight_scale"],
+            FamilyName::FP8_BLOCKS => &["weight_scale_inv", "weight_scale", "scale"],
+            FamilyName::HF_PER_TENSOR => &["weight_scale_inv", "weight_scale"],
             _ => &["weight_scale", "weight_scale_inv"],
         },
         input_scales: match name {
-            FamilyName::HfPerTensor => &["activation_scale", "input_scale", "act_scale"],
+            FamilyName::HF_PER_TENSOR => &["activation_scale", "input_scale", "act_scale"],
             _ => &["input_scale", "activation_scale", "act_scale"],
         },
         ..Family::new(name, Some(at.path), layer)

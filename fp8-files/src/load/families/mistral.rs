@@ -11,6 +11,11 @@ use crate::load::family_name::FamilyName;
 use crate::scheme::InputScheme;
 use serde_json::json;
 
+impl FamilyName {
+    /// Mistral's own files.
+    pub const MISTRAL_NATIVE: Self = Self::new("Mistral native");
+}
+
 /// Modules in a layer: Mistral's names and those of transformers.
 const MODULES: [(&str, &str); 15] = [
     ("attention.wq", "self_attn.q_proj"),
@@ -107,7 +112,7 @@ fn family(
         weight_scales: &["qscale_weight", "weight_scale"],
         input_scales: &["qscale_act", "input_scale"],
         rename: Box::new(rename),
-        ..Family::new(FamilyName::MistralNative, Some(at.path), layer)
+        ..Family::new(FamilyName::MISTRAL_NATIVE, Some(at.path), layer)
     }
 }
 

@@ -10,7 +10,12 @@ use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-pub(in crate::load) fn parse(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<Family> {
+impl FamilyName {
+    /// MLX: four codes in a word, microscaled.
+    pub const MLX: Self = Self::new("mlx mxfp8");
+}
+
+pub(super) fn parse(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<Family> {
     check(at)?;
     // Whether the layers that the configuration names are FP8.
     let mut layers = HashMap::new();
@@ -43,7 +48,7 @@ pub(in crate::load) fn parse(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<
     Ok(Family {
         weight_scales: &["scales"],
         packs_words: true,
-        ..Family::new(FamilyName::Mlx, Some(at.path), layer)
+        ..Family::new(FamilyName::MLX, Some(at.path), layer)
     })
 }
 

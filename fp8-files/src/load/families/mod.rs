@@ -13,14 +13,55 @@ mod torchao;
 mod unconfigured;
 mod w8a8;
 
+use super::at::At;
+use super::family::Family;
+use crate::error::Result;
+use crate::safetensors_file::SafetensorsFile;
+
 pub(super) use comfy::{is_comfy, parse as comfy};
-pub(super) use compressed_tensors::parse as compressed_tensors;
-pub(super) use fbgemm::parse as fbgemm;
-pub(super) use fp8::parse as fp8;
 pub(super) use mistral::{of_config as mistral_of_config, parse as mistral};
-pub(super) use mlx::parse as mlx;
 pub(super) use modelopt::parse as modelopt;
-pub(super) use quark::parse as quark;
 pub(super) use torchao::{is_torchao, parse as torchao};
 pub(super) use unconfigured::{by_shape, plain_cast};
-pub(super) use w8a8::parse as w8a8;
+
+/// Reads a family from its configuration and the files beside it.
+type Parse = fn(&At<'_>, &[&SafetensorsFile]) -> Result<Family>;
+
+/// The families that a configuration names, by their `quant_method`.
+const METHODS: &[(&str, Parse)] = &[
+    ("compressed-tensors", |at, _| compressed_tensors::parse(at)),
+    ("fp8", fp8::parse),
+    ("mxfp8", fp8::parse),
+    ("modelopt", |at, _| modelopt(at)),
+    ("modelopt_fp8", |at, _| modelopt(at)),
+    ("modelopt_mxfp8", |at, _| modelopt(at)),
+    ("modelopt_mixed", |at, _| modelopt(at)),
+    ("fbgemm_fp8", |at, _| fbgemm::parse(at)),
+    ("torchao", |at, files| torchao(Some(at), files)),
+    ("quark", |at, _| quark::parse(at)),
+    ("w8a8_fp8", |at, _| w8a8::parse(at)),
+    ("mlx", mlx::parse),
+];
+
+/// The family of the configuration `at`. Its `quant_method` decides; `implied` is what other entries say where there is none.
+///
+/// # Errors
+/// [`Error::UnsupportedScheme`](crate::Error::UnsupportedScheme) if no family has this name, or with the value that a family cannot read.
+pub(super) fn of_method(
+    at: &At<'_>,
+    implied: Option<&str>,
+    files: &[&SafetensorsFile],
+) -> Result<Family> {
+    let method = at.get("quant_method");
+    let unknown = || {
+        let names: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
+        method.unsupported(&format!("one of {}", names.join(", ")))
+    };
+    let name = match implied {
+        Some(name) if method.is_null() => name,
+        _ => method.value.as_str().ok_or_else(unknown)?,
+    };
+    let known = METHODS.iter().find(|(known, _)| *known == name);
+    let (_, parse) = known.ok_or_else(unknown)?;
+    parse(at, files)
+}

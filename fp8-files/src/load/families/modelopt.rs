@@ -9,6 +9,11 @@ use crate::scheme::InputScheme;
 use fp8_core::Granularity;
 use std::collections::HashMap;
 
+impl FamilyName {
+    /// NVIDIA's ModelOpt.
+    pub const MODEL_OPT: Self = Self::new("modelopt");
+}
+
 pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     // Old exports nest it, as `hf_quant_config.json` does.
     let nested = at.get("quantization");
@@ -41,7 +46,7 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     };
     Ok(Family {
         weight_scales: &["weight_scale", "weight_scale_inv"],
-        ..Family::new(FamilyName::ModelOpt, Some(at.path), layer)
+        ..Family::new(FamilyName::MODEL_OPT, Some(at.path), layer)
     })
 }
 

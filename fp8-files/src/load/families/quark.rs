@@ -10,7 +10,12 @@ use crate::scheme::InputScheme;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::json;
 
-pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
+impl FamilyName {
+    /// AMD's Quark.
+    pub const QUARK: Self = Self::new("quark");
+}
+
+pub(super) fn parse(at: &At<'_>) -> Result<Family> {
     let export = at.get("export");
     export
         .get("weight_format")
@@ -41,7 +46,7 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
         let named = agreed(&source, path, entries.map(|(_, entry)| entry))?;
         Ok(named.unwrap_or(all))
     };
-    Ok(Family::new(FamilyName::Quark, Some(at.path), layer))
+    Ok(Family::new(FamilyName::QUARK, Some(at.path), layer))
 }
 
 /// What an entry declares; None if weights stay in high precision.

@@ -12,6 +12,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+impl FamilyName {
+    /// torchao, described in the metadata of the files.
+    pub const TORCHAO: Self = Self::new("torchao");
+}
+
 /// Metadata entry with the names of the tensors that torchao wrote.
 const NAMES: &str = "tensor_names";
 
@@ -72,7 +77,7 @@ pub(in crate::load) fn parse(at: Option<&At<'_>>, files: &[&SafetensorsFile]) ->
     let source = at.map_or(first, |at| at.path);
     Ok(Family {
         rename: Box::new(rename),
-        ..Family::new(FamilyName::Torchao, Some(source), layer)
+        ..Family::new(FamilyName::TORCHAO, Some(source), layer)
     })
 }
 

@@ -5,10 +5,20 @@ use crate::load::family_name::FamilyName;
 use crate::scheme::InputScheme;
 use fp8_core::Granularity;
 
+impl FamilyName {
+    /// FP8 weights and scales without a configuration: shapes decide how layers are stored.
+    pub const BY_SHAPE: Self = Self::new("fp8 without a configuration");
+
+    /// FP8 values without scales.
+    pub const PLAIN_CAST: Self = Self::new("fp8 values without scales");
+}
+
 /// Every layer with a `weight_scale` is FP8. The shape of the scale decides the granularity. Inputs have a static scale where there is
 /// an `input_scale`, else one per token.
 pub(in crate::load) fn by_shape() -> Family {
-    Family::new(FamilyName::ByShape, None, |_| Ok(Some(Declared::default())))
+    Family::new(FamilyName::BY_SHAPE, None, |_| {
+        Ok(Some(Declared::default()))
+    })
 }
 
 /// FP8 values without scales, as a plain cast leaves them in text encoders and diffusion models. Used only if nothing in the files looks
@@ -17,6 +27,6 @@ pub(in crate::load) fn plain_cast() -> Family {
     let declared = Declared::new(Granularity::Tensorwise, InputScheme::None);
     Family {
         is_unscaled: true,
-        ..Family::new(FamilyName::PlainCast, None, move |_| Ok(Some(declared)))
+        ..Family::new(FamilyName::PLAIN_CAST, None, move |_| Ok(Some(declared)))
     }
 }

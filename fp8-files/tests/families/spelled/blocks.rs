@@ -120,7 +120,7 @@ fn the_scale_of_one_block_may_be_a_number() {
         "one block",
         &checkpoint,
         "fc",
-        FamilyName::ModelOpt,
+        FamilyName::MODEL_OPT,
         "None",
         &values,
     );
@@ -151,7 +151,7 @@ fn words_of_mlx_hold_four_codes() {
     assert_eq!(checkpoint.dtype("fc.weight"), Some(Dtype::F8_E4M3));
     assert_eq!(checkpoint.other_names(), ["head.weight"]);
     let values = expected(N, K, |row, col| power[row * K / 32 + col / 32]);
-    check("mlx", &checkpoint, "fc", FamilyName::Mlx, "None", &values);
+    check("mlx", &checkpoint, "fc", FamilyName::MLX, "None", &values);
 }
 
 /// Scales computed from inputs are powers of two if the configuration gives them that type.

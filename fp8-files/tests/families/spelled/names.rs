@@ -81,7 +81,7 @@ fn mistrals_names_and_rows_become_those_of_transformers() {
                     own,
                     &checkpoint,
                     &path,
-                    FamilyName::MistralNative,
+                    FamilyName::MISTRAL_NATIVE,
                     input,
                     &values,
                 );
@@ -265,7 +265,7 @@ fn an_index_decides_between_files() {
     )
     .unwrap();
     let checkpoint = Checkpoint::open_dir(dir.path()).unwrap();
-    assert_eq!(checkpoint.family(), FamilyName::HighPrecision);
+    assert_eq!(checkpoint.family(), FamilyName::HIGH_PRECISION);
     assert_eq!(
         checkpoint
             .tensor("x", &CPU)

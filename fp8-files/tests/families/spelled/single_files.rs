@@ -105,7 +105,14 @@ fn models_of_comfyui() {
     for (case, metadata, tensors, input, values) in cases {
         let model = Model::with(None, &tensors, metadata);
         let checkpoint = opened(case, &model);
-        check(case, &checkpoint, path, FamilyName::ComfyUi, input, &values);
+        check(
+            case,
+            &checkpoint,
+            path,
+            FamilyName::COMFY_UI,
+            input,
+            &values,
+        );
         assert!(checkpoint.other_names().is_empty(), "{case}");
     }
     // Scales of microscaling are in tiles.
@@ -128,7 +135,7 @@ fn models_of_comfyui() {
         "mxfp8",
         &model.open().unwrap(),
         path,
-        FamilyName::ComfyUi,
+        FamilyName::COMFY_UI,
         "DynamicMx",
         &values,
     );
@@ -162,7 +169,7 @@ fn plain_casts_open_on_request() {
         "plain",
         &checkpoint,
         "fc",
-        FamilyName::PlainCast,
+        FamilyName::PLAIN_CAST,
         "None",
         &expected(N, K, |_, _| 1.),
     );
@@ -260,7 +267,7 @@ fn torchao_describes_its_tensors_in_metadata() {
                 case,
                 &opened(case, &model),
                 "fc",
-                FamilyName::Torchao,
+                FamilyName::TORCHAO,
                 input,
                 &values,
             );

@@ -120,9 +120,15 @@ impl LlamaConfig {
             return Err(config.error("hidden_act", "silu"));
         }
         let attention_bias = config.flag("attention_bias", kind == "qwen2")?;
+        // What transformers assumes where the file says nothing.
+        let (eps, theta) = match kind {
+            "mixtral" => (1e-5, 1e6),
+            "phi3" => (1e-5, 1e4),
+            _ => (1e-6, 1e4),
+        };
         let num_layers = config.size_up_to(MAX_LAYERS, "num_hidden_layers", None)?;
         let sliding_windows = match !is_qwen || config.flag("use_sliding_window", false)? {
-            true => sliding_windows(&config, is_qwen, num_layers)?,
+            true => sliding_windows(&config, kind, num_layers)?,
             false => vec![None; num_layers],
         };
         Ok(Self {
@@ -133,8 +139,8 @@ impl LlamaConfig {
             num_heads,
             num_kv_heads,
             head_dim,
-            rms_norm_eps: config.positive("rms_norm_eps", 1e-6)?,
-            rope: RopeConfig::parse(&config, head_dim)?,
+            rms_norm_eps: config.positive("rms_norm_eps", eps)?,
+            rope: RopeConfig::parse(&config, head_dim, theta)?,
             qkv_bias: attention_bias,
             output_bias: attention_bias && kind != "qwen2",
             mlp_bias: config.flag("mlp_bias", false)?,
@@ -182,7 +188,7 @@ pub(super) fn heads(config: &Entries<'_>, queries: &str, keys: &str) -> Result<(
 /// The window of each layer: from `layer_types`, or in older files from Qwen's `max_window_layers`.
 fn sliding_windows(
     config: &Entries<'_>,
-    is_qwen: bool,
+    kind: &str,
     num_layers: usize,
 ) -> Result<Vec<Option<usize>>> {
     if config.get("sliding_window").is_none() {
@@ -201,10 +207,10 @@ fn sliding_windows(
             format!("sliding_attention or full_attention for each of {num_layers} layers");
         return windows.ok_or_else(|| config.error("layer_types", expected));
     }
-    // As in transformers, Qwen's first layers see all tokens.
-    let first = match is_qwen {
-        true => config.count("max_window_layers")?.unwrap_or(28),
-        false => 0,
+    // As in transformers: the first layers of Qwen2 and Qwen3 see all tokens, those of Qwen3-MoE do not.
+    let first = match kind {
+        "qwen2" | "qwen3" => config.count("max_window_layers")?.unwrap_or(28),
+        _ => 0,
     };
     Ok((0..num_layers)
         .map(|layer| (layer >= first).then_some(window))
