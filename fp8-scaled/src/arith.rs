@@ -306,7 +306,7 @@ impl Like {
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::check;
+    use super::super::kernel_tests::check;
     use super::*;
 
     #[test]

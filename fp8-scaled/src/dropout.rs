@@ -44,7 +44,7 @@ map_fn!(
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::check;
+    use super::super::kernel_tests::check;
     use super::*;
 
     #[test]

@@ -58,9 +58,9 @@ mod dtype;
 mod error;
 pub mod files;
 mod grads;
-#[cfg(test)]
-mod held;
 mod join;
+#[cfg(test)]
+mod kernel_tests;
 mod kernels;
 mod linear;
 mod lookup;

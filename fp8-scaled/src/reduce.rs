@@ -134,7 +134,7 @@ impl Scaled {
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::check;
+    use super::super::kernel_tests::check;
     use super::*;
 
     #[test]

@@ -4,7 +4,7 @@ mod cases;
 
 use candle::backprop::GradStore;
 use candle::{DType, Device, Result, Tensor};
-use cases::{all, names, Case};
+use cases::{all, names, wave, Case};
 use fp8::load::Checkpoint;
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{
@@ -47,7 +47,7 @@ fn prepare(case: &Case) {
 
 /// A fixed projection of the output.
 fn projected(y: &Tensor) -> Result<Tensor> {
-    (y * wave_f32(y.dims(), 99))?.sum_all()
+    (y * wave(99, y.dims()))?.sum_all()
 }
 
 #[test]
@@ -132,14 +132,14 @@ fn the_stock_models_lose_gradients() {
 #[test]
 fn every_gradient_equals_finite_differences() {
     // Central differences over five points are off by the fourth power of the step, and by the rounding of f32 outputs (about
-    // 1e-6 of them) over the step. At 1e-2 the worst of all is 3e-4 of the largest gradient of its variable, or of 1.
+    // 1e-6 of them) over the step. At 1e-2 and for these values the worst of all is 3e-4 of the largest gradient of its variable, or of 1.
     const STEP: f32 = 1e-2;
     const TOLERANCE: f64 = 1e-3;
     for case in all() {
         prepare(&case);
         let loss = || -> f64 {
             let y = (case.forward)().unwrap();
-            let products = flat(&y).into_iter().zip(flat(&wave_f32(y.dims(), 99)));
+            let products = flat(&y).into_iter().zip(flat(&wave(99, y.dims())));
             products.map(|(y, w)| f64::from(y) * f64::from(w)).sum()
         };
         let y = (case.forward)().unwrap();
