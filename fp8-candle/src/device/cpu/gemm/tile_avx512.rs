@@ -13,7 +13,7 @@ pub(super) struct Avx512;
 // SAFETY: a level includes those before it, AVX2 among them.
 unsafe impl Tiles for Avx512 {
     const LEVEL: IsaLevel = IsaLevel::Avx512;
-    const ORDER: Order = Order::Rows;
+    const ORDER: Order = Order::Columns;
     const ROWS: usize = 12;
     const TASK_SIZE: (usize, usize) = (192, 8);
 
