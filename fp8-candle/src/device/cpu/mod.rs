@@ -152,7 +152,7 @@ impl Backend for CpuBackend {
     }
 
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
-        let order = gemm::packed_order(Isa::best()).unwrap_or(gemm::Order::Rows);
+        let order = gemm::packed_order(Isa::best()).unwrap_or(gemm::Order::Columns);
         let codes = with_codes("unpack", packed, |packed| {
             Ok(gemm::unpack_codes(order, packed, n, k))
         })?;

@@ -3,7 +3,7 @@
 //! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part};
-use super::layout::{Order, ROWS_STEP, SLICE, SLICE_STRIDE};
+use super::layout::{Order, PANEL, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
 use super::results::Block;
 use crate::base::parallel::shared::Shared;
@@ -28,6 +28,14 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// See [`Engine::task_size`].
     const TASK_SIZE: (usize, usize);
 
+    /// See [`Engine::packed_rows`].
+    const PACKED_ROWS: usize = 0;
+
+    /// How many panels [`Tiles::multiply_packed`] takes at a time for tiles of up to `rows` rows.
+    fn panels_at_once(_rows: usize) -> usize {
+        1
+    }
+
     /// Computes the sums of `rows` rows by one panel, or adds to them.
     ///
     /// `a`: one tile of a slice, packed as A, from the first index of the sum on; `b`: one panel from that index on, whose
@@ -36,6 +44,23 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// # Safety
     /// The processor must have this level.
     unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool);
+
+    /// [`Tiles::multiply`] for packed codes of neighbouring panels, at most as many as [`Tiles::panels_at_once`] says, with
+    /// the same sums to the bit. Returns false, without having changed a sum, if the codes must be decoded beforehand: because
+    /// of their format, or because one of them is NaN.
+    ///
+    /// # Safety
+    /// The processor must have this level.
+    unsafe fn multiply_packed(
+        _format: Format,
+        _rows: usize,
+        _a: &[f32],
+        _codes: &[&[u8]],
+        _sums: &mut Sums<'_>,
+        _accumulate: bool,
+    ) -> bool {
+        false
+    }
 }
 
 /// Calls `$tile::<$rows>`; `$rows` is one of the counts.
@@ -63,7 +88,8 @@ impl<T: Tiles> F32Engine<T> {
 
 impl<T: Tiles> Engine for F32Engine<T> {
     type Value = f32;
-    type Session = Self;
+    /// The format of B.
+    type Session = Format;
 
     const ORDER: Order = T::ORDER;
 
@@ -72,8 +98,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
     }
 
     fn packed_rows(self) -> usize {
-        // Panels are decoded slice by slice into the first-level cache.
-        0
+        T::PACKED_ROWS
     }
 
     unsafe fn pack_a(
@@ -127,15 +152,15 @@ impl<T: Tiles> Engine for F32Engine<T> {
 
     fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [f32]) {
         // SAFETY: an engine exists only where its instructions do.
-        unsafe { pack_f32::decode(format, packed, &mut dst[..packed.len()]) };
+        unsafe { pack_f32::decode_panel(format, packed, T::ORDER.panel(), dst) };
     }
 
-    unsafe fn session(self, _: Format, _: bool) -> Self {
-        self
+    unsafe fn session(self, format: Format, _: bool) -> Format {
+        format
     }
 
     fn multiply<'b>(
-        _: &Self::Session,
+        &format: &Format,
         a: &[f32],
         rows: usize,
         panels: usize,
@@ -146,11 +171,18 @@ impl<T: Tiles> Engine for F32Engine<T> {
             accumulate, skip, ..
         }: Mode,
     ) {
+        if panels > 0 && matches!(panel(0), Panel::Packed(_)) {
+            let codes = |index| match panel(index) {
+                Panel::Packed(codes) => codes,
+                Panel::Values(_) => unreachable!("panels of a task are all packed or all decoded"),
+            };
+            return multiply_packed::<T>(format, a, rows, panels, codes, sums, (skip, accumulate));
+        }
         let Sums { values, stride } = sums;
         let tiles = rows.div_ceil(T::ROWS);
         for index in 0..panels {
             let Panel::Values(b) = panel(index) else {
-                unreachable!("this engine asks for decoded panels");
+                unreachable!("panels of a task are all packed or all decoded");
             };
             let next = match (index + 1 < panels).then(|| panel(index + 1)) {
                 Some(Panel::Values(next)) => next,
@@ -166,6 +198,54 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 let a = &a[row * SLICE_STRIDE + skip * height..];
                 // SAFETY: an engine exists only where its instructions do.
                 unsafe { T::multiply(height, a, b, sums, accumulate) };
+            }
+        }
+    }
+}
+
+/// [`Engine::multiply`] for packed codes.
+fn multiply_packed<'b, T: Tiles>(
+    format: Format,
+    a: &[f32],
+    rows: usize,
+    panels: usize,
+    codes: impl Fn(usize) -> &'b [u8],
+    sums: Sums<'_>,
+    (skip, accumulate): (usize, bool),
+) {
+    let Sums { values, stride } = sums;
+    let width = T::ORDER.panel();
+    let at_once = T::panels_at_once(rows);
+    for first in (0..panels).step_by(at_once) {
+        let count = at_once.min(panels - first);
+        let mut together: [&[u8]; 2] = [&[]; 2];
+        for (index, panel) in together[..count].iter_mut().enumerate() {
+            *panel = codes(first + index);
+        }
+        let together = &together[..count];
+        for row in (0..rows).step_by(T::ROWS) {
+            let height = (rows - row).min(T::ROWS);
+            let a = &a[row * SLICE_STRIDE + skip * height..];
+            let mut sums = Sums {
+                values: &mut values[row * stride + first * width..],
+                stride,
+            };
+            // SAFETY: an engine exists only where its instructions do.
+            if unsafe { T::multiply_packed(format, height, a, together, &mut sums, accumulate) } {
+                continue;
+            }
+            let mut decoded = [0.; SLICE * PANEL];
+            for (index, codes) in together.iter().enumerate() {
+                let decoded = &mut decoded[..codes.len()];
+                let sums = Sums {
+                    values: &mut sums.values[index * width..],
+                    stride,
+                };
+                // SAFETY: an engine exists only where its instructions do.
+                unsafe {
+                    pack_f32::decode_panel(format, codes, width, decoded);
+                    T::multiply(height, a, decoded, sums, accumulate);
+                }
             }
         }
     }

@@ -53,10 +53,10 @@ pub(super) fn b_len(panel: usize, kept: usize, k: usize) -> usize {
 /// The order of packed codes within a panel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in super::super) enum Order {
-    /// `[sum][PANEL]`, for f32.
-    Rows,
-    /// `[sum][NARROW_PANEL]`, for f32 in shorter vectors.
-    NarrowRows,
+    /// `[pairs][PANEL][2]`, for f32: a 16-bit lane holds a column's codes of two neighbouring sum indices.
+    Columns,
+    /// `[pairs][NARROW_PANEL][2]`, for f32 in shorter vectors.
+    NarrowColumns,
     /// For bf16: each pair of sum indices has 64 bytes, a vector of four lanes. Their low halves hold columns 0 to 15 and
     /// their high halves 16 to 31, so that decoding to bytes and interleaving gives two vectors of columns in order.
     Pairs,
@@ -66,15 +66,15 @@ impl Order {
     /// Columns of a panel.
     pub(super) const fn panel(self) -> usize {
         match self {
-            Self::Rows | Self::Pairs => PANEL,
-            Self::NarrowRows => NARROW_PANEL,
+            Self::Columns | Self::Pairs => PANEL,
+            Self::NarrowColumns => NARROW_PANEL,
         }
     }
 
     /// The position of the code of column `col` (below [`Order::panel`]) and sum index `k` in its panel.
     pub(super) const fn place(self, col: usize, k: usize) -> usize {
         match self {
-            Self::Rows | Self::NarrowRows => k * self.panel() + col,
+            Self::Columns | Self::NarrowColumns => (k / 2 * self.panel() + col) * 2 + k % 2,
             Self::Pairs => {
                 let (half, lane, column) = (col / 16, col % 16 / 4, col % 4);
                 k / 2 * 64 + lane * 16 + half * 8 + column * 2 + k % 2
@@ -199,7 +199,7 @@ mod tests {
     fn packed_codes_come_back() {
         for (n, k) in [(0, 3), (1, 1), (5, 0), (31, 33), (32, 64), (70, 129)] {
             let codes: Vec<u8> = (0..n * k).map(|i| (i * 7 + i / 251) as u8).collect();
-            for order in [Order::Rows, Order::NarrowRows, Order::Pairs] {
+            for order in [Order::Columns, Order::NarrowColumns, Order::Pairs] {
                 let packed = pack_codes(order, &codes, n, k);
                 assert_eq!(unpack_codes(order, &packed, n, k), codes, "{n} {k}");
                 let nonzero = |codes: &[u8]| codes.iter().filter(|&&code| code != 0).count();

@@ -31,6 +31,8 @@ mod pack_bf16;
 #[cfg(target_arch = "x86_64")]
 mod pack_f32;
 #[cfg(target_arch = "x86_64")]
+mod packed_avx2;
+#[cfg(target_arch = "x86_64")]
 mod product;
 mod results;
 #[cfg(target_arch = "x86_64")]
@@ -130,7 +132,7 @@ pub(super) fn gemm(
     };
     let bias = bias.as_deref();
     // Without an order, nothing is packed.
-    let order = packed_order(isa).unwrap_or(Order::Rows);
+    let order = packed_order(isa).unwrap_or(Order::Columns);
     with_side(order, a, |a| {
         with_side(
             order,

@@ -157,6 +157,32 @@ fn decode_as<const E5M2: bool>(codes: &[u8], dst: &mut [f32]) {
     look_up(format, rest, dst_rest);
 }
 
+/// Decodes packed codes of panels of `width` columns, `[pairs][width][2]`, into values packed as B, `[sum][width]`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn decode_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
+    let pairs = packed.chunks_exact(2 * width);
+    for (codes, dst) in pairs.zip(dst.chunks_exact_mut(2 * width)) {
+        let (even, odd) = dst.split_at_mut(width);
+        let (codes, _) = codes.as_chunks::<16>();
+        let columns = even.chunks_exact_mut(8).zip(odd.chunks_exact_mut(8));
+        for (codes, (even, odd)) in codes.iter().zip(columns) {
+            let codes = in_halves(load(codes));
+            let mut values = [0.; 16];
+            decode_16(format, codes, &mut values);
+            even.copy_from_slice(&values[..8]);
+            odd.copy_from_slice(&values[8..]);
+        }
+    }
+}
+
+/// The codes in even places, then those in odd ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn in_halves(codes: __m128i) -> __m128i {
+    let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    _mm_shuffle_epi8(codes, order)
+}
+
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 12;
 

@@ -3,7 +3,8 @@
 use super::engine_f32::{Tiles, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order, PANEL};
-use fp8_core::IsaLevel;
+use super::packed_avx2;
+use fp8_core::{Format, IsaLevel};
 use std::arch::x86_64::*;
 
 /// AVX-512 without bf16 units.
@@ -17,7 +18,7 @@ pub(super) struct Avx2;
 // SAFETY: a level includes those before it, AVX2 among them.
 unsafe impl Tiles for Avx512 {
     const LEVEL: IsaLevel = IsaLevel::Avx512;
-    const ORDER: Order = Order::Rows;
+    const ORDER: Order = Order::Columns;
     const ROWS: usize = 12;
     const TASK_SIZE: (usize, usize) = (192, 8);
 
@@ -30,14 +31,31 @@ unsafe impl Tiles for Avx512 {
 // SAFETY: the level is AVX2 with FMA and F16C.
 unsafe impl Tiles for Avx2 {
     const LEVEL: IsaLevel = IsaLevel::Avx2;
-    const ORDER: Order = Order::NarrowRows;
+    const ORDER: Order = Order::NarrowColumns;
     // Twelve sums, two vectors of B and one of A: fifteen of sixteen registers.
     const ROWS: usize = 6;
     const TASK_SIZE: (usize, usize) = (192, 16);
+    const PACKED_ROWS: usize = 2 * packed_avx2::ROWS;
+
+    fn panels_at_once(rows: usize) -> usize {
+        packed_avx2::panels_at_once(rows)
+    }
 
     unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
         // SAFETY: the caller guarantees this level.
         unsafe { multiply_avx2(rows, a, b, sums, accumulate) }
+    }
+
+    unsafe fn multiply_packed(
+        format: Format,
+        rows: usize,
+        a: &[f32],
+        codes: &[&[u8]],
+        sums: &mut Sums<'_>,
+        accumulate: bool,
+    ) -> bool {
+        // SAFETY: the caller guarantees this level.
+        unsafe { packed_avx2::multiply(format, rows, a, codes, sums, accumulate) }
     }
 }
 
