@@ -28,7 +28,7 @@ impl Group {
 /// CPU benchmark of FP8 for candle against candle's f32, bf16 and Q8_0
 #[derive(Clone, Debug, Parser)]
 #[command(after_help = "\
-Contestants take turns in one process; times are medians. Rows of one thread are in CPU time of that thread, the
+Contestants take turns in one process; times are medians. Rows of one thread are in CPU time of the process, the
 others in wall time with the default number of threads (RAYON_NUM_THREADS, else one per core).
 
 JSON row: {case, threads, metric, value, bar, ours_ms, candle_f32_ms, candle_bf16_ms, q8_0_ms, peak_fraction}, null

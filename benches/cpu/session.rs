@@ -37,12 +37,10 @@ impl Session {
     /// Sets the number of threads to `RAYON_NUM_THREADS`, which candle reads as well.
     pub fn new(args: &Common) -> Result<Self> {
         let threads = candle_core::utils::get_num_threads();
-        let mut pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-        if threads == 1 {
-            // The calling thread is the pool, so its CPU time is the whole CPU time.
-            pool = pool.use_current_thread();
-        }
-        pool.build_global()?;
+        // The calling thread stays outside of the pool: no autocast guard opens on a worker.
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build_global()?;
         let forced = std::env::var_os("FP8_ISA").map(|_| Isa::best().level().name());
         Ok(Self {
             args: args.clone(),

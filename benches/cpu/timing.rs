@@ -11,7 +11,7 @@ const SETTLE: Duration = Duration::from_millis(3);
 /// The clock of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// CPU time of the calling thread.
+    /// CPU time of all threads of the process.
     Cpu,
     /// Wall time.
     Wall,
@@ -36,18 +36,10 @@ pub struct Contestant<'a> {
     calls: usize,
     optional: bool,
     warm: bool,
-    samples: Vec<Sample>,
+    /// Seconds of a call, by the clock of the case.
+    samples: Vec<f64>,
     spent: Duration,
     reps: usize,
-}
-
-/// Seconds of one call.
-#[derive(Clone, Copy, Default)]
-struct Sample {
-    /// By the clock of the case.
-    own: f64,
-    /// CPU time of all threads.
-    process: f64,
 }
 
 impl<'a> Contestant<'a> {
@@ -89,46 +81,28 @@ impl<'a> Contestant<'a> {
         self
     }
 
-    fn sample(&mut self, clock: Clock, reps: usize) -> Result<Sample> {
-        let mut sum = Sample::default();
+    /// Seconds of a call.
+    fn sample(&mut self, clock: Clock, reps: usize) -> Result<f64> {
+        let mut sum = 0.;
         for _ in 0..reps {
             if let Some(setup) = &mut self.setup {
                 setup()?;
             }
-            let (wall, thread, process) = (Instant::now(), thread_cpu(), process_cpu());
+            let (wall, cpu) = (Instant::now(), process_cpu());
             (self.run)()?;
-            let (wall, thread, process) = (
-                wall.elapsed(),
-                thread_cpu() - thread,
-                process_cpu() - process,
-            );
-            sum.own += match clock {
-                Clock::Cpu => thread,
+            let (wall, cpu) = (wall.elapsed(), process_cpu() - cpu);
+            sum += match clock {
+                Clock::Cpu => cpu,
                 Clock::Wall => wall.as_secs_f64(),
             };
-            sum.process += process;
             self.spent += wall;
         }
-        let calls = (reps * self.calls) as f64;
-        Ok(Sample {
-            own: sum.own / calls,
-            process: sum.process / calls,
-        })
+        Ok(sum / (reps * self.calls) as f64)
     }
 
     /// Median milliseconds of a call.
-    fn median_ms(&self, clock: Clock) -> f64 {
-        let sum = |of: fn(&Sample) -> f64| self.samples.iter().map(of).sum::<f64>();
-        let (own, process) = (sum(|s| s.own), sum(|s| s.process));
-        let elsewhere = clock == Clock::Cpu && process > 1.05 * own + 1e-6;
-        if elsewhere {
-            eprintln!(
-                "note: work left the measuring thread ({:.0}% of it); taking the CPU time of the process",
-                100. * (process - own) / process
-            );
-        }
-        let samples = self.samples.iter();
-        median(samples.map(|s| if elsewhere { s.process } else { s.own })) * 1e3
+    fn median_ms(&self) -> f64 {
+        median(self.samples.iter().copied()) * 1e3
     }
 }
 
@@ -158,10 +132,7 @@ pub fn race(contestants: &mut [Contestant<'_>], pace: &Pace) -> Result<Vec<f64>>
             contestant.samples.push(sample);
         }
     }
-    Ok(contestants
-        .iter()
-        .map(|c| c.median_ms(pace.clock))
-        .collect())
+    Ok(contestants.iter().map(|c| c.median_ms()).collect())
 }
 
 /// The middle value, or the mean of the two in the middle.
