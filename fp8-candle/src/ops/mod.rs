@@ -107,7 +107,8 @@ mod test_support {
         // candle adds the terms of a row in an order of its own, one by one at most.
         let row = args[0].dims().last().copied().unwrap_or(1);
         let in_any_order = row.div_ceil(additions(row)) as f64;
-        let ways: [(&str, &dyn Fn(&[Tensor]) -> Result<Tensor>, f64); 2] = [
+        type Way<'a> = (&'a str, &'a dyn Fn(&[Tensor]) -> Result<Tensor>, f64);
+        let ways: [Way<'_>; 2] = [
             ("fused", &fused, 1.0),
             ("composed", &composed, in_any_order),
         ];

@@ -146,4 +146,24 @@ mod tests {
         }
         assert_eq!(Activation::SwiGlu as usize + 1, ALL.len());
     }
+
+    /// A kernel computes the sigmoid for a number that it does not know, so a forgotten case would go unnoticed.
+    #[test]
+    fn every_function_has_its_number_and_its_cases_in_the_kernels() {
+        const KERNELS: &str = include_str!("../../../kernels/curves.cuh");
+        for (.., curve, _) in ALL {
+            let mut name = String::new();
+            for letter in format!("{curve:?}").chars() {
+                if letter.is_uppercase() && !name.is_empty() {
+                    name.push('_');
+                }
+                name.push(letter.to_ascii_uppercase());
+            }
+            let number = format!("{name} = {}", curve as u32);
+            assert!(KERNELS.contains(&number), "`{number}` is missing");
+            let cases = KERNELS.matches(&format!("case {name}:")).count();
+            let expected = if curve == Curve::Sigmoid { 0 } else { 2 };
+            assert_eq!(cases, expected, "`case {name}:` in value and slope");
+        }
+    }
 }

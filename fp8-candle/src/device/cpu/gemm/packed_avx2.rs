@@ -81,26 +81,22 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
     let scale = if E5M2 { 1. } else { E4M3_AS_F16 };
     let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
     let mut tile = [[[_mm256_setzero_ps(); 2]; P]; R];
-    let place =
-        |row: usize, panel: usize, half: usize| row * stride + panel * NARROW_PANEL + half * 8;
     if accumulate {
         let scale = _mm256_set1_ps(scale);
-        for row in 0..R {
-            for panel in 0..P {
-                for half in 0..2 {
-                    // SAFETY: R rows of P panels were checked above.
-                    let sum = unsafe { _mm256_loadu_ps(sums.add(place(row, panel, half))) };
-                    tile[row][panel][half] = _mm256_mul_ps(sum, scale);
-                }
+        for (row, tile) in tile.iter_mut().enumerate() {
+            for (half, sum) in tile.as_flattened_mut().iter_mut().enumerate() {
+                // SAFETY: R rows of P panels were checked above.
+                let kept = unsafe { _mm256_loadu_ps(sums.add(row * stride + half * 8)) };
+                *sum = _mm256_mul_ps(kept, scale);
             }
         }
     }
     // Twice the greatest code: 0xFE only where one is NaN.
     let mut greatest = _mm256_setzero_si256();
     for pair in 0..pairs {
-        for panel in 0..P {
+        for (panel, codes) in codes.iter().enumerate() {
             // SAFETY: all panels have this many pairs, as checked above.
-            let codes = unsafe { codes[panel].get_unchecked(pair) };
+            let codes = unsafe { codes.get_unchecked(pair) };
             // SAFETY: a pair of sum indices of a panel is 32 codes.
             let codes = unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
             if !E5M2 {
@@ -113,12 +109,11 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
                 ];
                 // SAFETY: A has this many pairs, as checked above.
                 let a = unsafe { &a.get_unchecked(pair)[index] };
-                for row in 0..R {
-                    let a = _mm256_broadcast_ss(&a[row]);
-                    for half in 0..2 {
-                        let sum = &mut tile[row][panel][half];
-                        *sum = _mm256_fmadd_ps(a, values[half], *sum);
-                    }
+                for (a, tile) in a.iter().zip(&mut tile) {
+                    let a = _mm256_broadcast_ss(a);
+                    let [left, right] = &mut tile[panel];
+                    *left = _mm256_fmadd_ps(a, values[0], *left);
+                    *right = _mm256_fmadd_ps(a, values[1], *right);
                 }
             }
         }
@@ -128,13 +123,11 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
         return false;
     }
     let scale = _mm256_set1_ps(1. / scale);
-    for row in 0..R {
-        for panel in 0..P {
-            for half in 0..2 {
-                let sum = _mm256_mul_ps(tile[row][panel][half], scale);
-                // SAFETY: as for the load.
-                unsafe { _mm256_storeu_ps(sums.add(place(row, panel, half)), sum) };
-            }
+    for (row, tile) in tile.iter().enumerate() {
+        for (half, &sum) in tile.as_flattened().iter().enumerate() {
+            let sum = _mm256_mul_ps(sum, scale);
+            // SAFETY: as for the load.
+            unsafe { _mm256_storeu_ps(sums.add(row * stride + half * 8), sum) };
         }
     }
     true
