@@ -8,6 +8,7 @@ mod high_precision;
 mod histories;
 mod nesting;
 mod non_finite;
+mod non_finite_causes;
 mod reduction;
 mod scales;
 mod step_ends;

@@ -2,4 +2,5 @@
 
 mod config;
 mod hostile;
+mod hostile_state;
 mod refused;
