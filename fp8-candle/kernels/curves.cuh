@@ -1,4 +1,4 @@
-// The functions behind activations and their slopes: those of ops/activation/curve.rs, in f32. A NaN stays NaN.
+// The functions behind activations and their slopes: those of base/activation/mod.rs, in f32. A NaN stays NaN.
 #pragma once
 #include "common.cuh"
 

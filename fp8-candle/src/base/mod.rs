@@ -1,5 +1,6 @@
 //! What every other room stands on: errors, plain data, loops over threads, vector code, and where time goes. No device, no cast.
 
+pub mod activation;
 pub(crate) mod check;
 pub(crate) mod data;
 pub(crate) mod error;

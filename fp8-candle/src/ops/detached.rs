@@ -9,7 +9,7 @@ pub use super::softmax::{backward as softmax_gradient, forward as softmax};
 use super::activation::{scaled_curve, scaled_slope};
 use super::attention::AttentionOptions;
 use super::cross_entropy::{self, CrossEntropyOptions};
-use crate::base::data::activation::Activation;
+use crate::base::activation::Activation;
 use crate::base::data::attention::Attention;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::Result;

@@ -27,7 +27,7 @@ pub(crate) mod rope;
 pub(crate) mod softmax;
 mod wide;
 
-pub use crate::base::data::activation::{Activation, UnknownActivation};
+pub use crate::base::activation::{Activation, UnknownActivation};
 pub use activation::{gelu, swiglu};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedTokens, cached_attention};

@@ -1,8 +1,8 @@
 //! Matrices that a cast computes from others instead of reading them.
 
-use super::activation::Activation;
 use super::codes::Codes;
 use super::matrix_dims;
+use crate::base::activation::Activation;
 use candle_core::{DType, Tensor};
 
 /// The matrix to cast. All tensors are contiguous, of one float dtype and on one device. Values are rounded to that dtype

@@ -1,6 +1,5 @@
 //! Plain data that devices and operations exchange. Nothing here computes or knows a device.
 
-pub mod activation;
 pub(crate) mod attention;
 pub mod codes;
 pub mod columns;

@@ -272,7 +272,8 @@ fn scaled_after(
 }
 
 /// Decoded and multiplied by candle in f32, for what tensor cores cannot compute. Scales of whole operands and of kept
-/// indices are applied after the product, the others before it.
+/// indices are applied after the product. If one operand has other scales, both are scaled before it: large values of one
+/// would overflow in products with unscaled codes of the other.
 fn dequantized(
     gpu: &Gpu,
     (a, a_kind): (&GemmOperand<'_>, Kind),
@@ -281,13 +282,14 @@ fn dequantized(
 ) -> Result<Storage> {
     let one = gpu.upload(&[1f32])?;
     let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
-    let decode = |operand: &GemmOperand<'_>, kind| -> Result<Tensor> {
+    let scale_after = simple(a_kind) && simple(b_kind);
+    let decode = |operand: &GemmOperand<'_>| -> Result<Tensor> {
         let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
         let codes = match operand.codes {
             GemmCodes::Transposed(codes) => transpose(&codes.reshape((cols, rows))?, cols)?,
             GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes.reshape((rows, cols))?,
         };
-        let (grid, scales) = if simple(kind) {
+        let (grid, scales) = if scale_after {
             (ScaleGrid::tensorwise(rows, cols), &one)
         } else {
             (operand.grid, operand.dequant_scale)
@@ -295,21 +297,21 @@ fn dequantized(
         super::codes::dequantize(&codes, operand.format, &grid, scales, DType::F32)
     };
     let a_values = match a.contraction {
-        Contraction::Cols => decode(a, a_kind)?,
-        Contraction::Rows => decode(a, a_kind)?.t()?,
+        Contraction::Cols => decode(a)?,
+        Contraction::Rows => decode(a)?.t()?,
     };
     let b_values = match b.contraction {
-        Contraction::Cols => decode(b, b_kind)?.t()?,
-        Contraction::Rows => decode(b, b_kind)?,
+        Contraction::Cols => decode(b)?.t()?,
+        Contraction::Rows => decode(b)?,
     };
     let sums = a_values.matmul(&b_values)?;
-    let after = |operand: &GemmOperand<'_>, kind| match simple(kind) {
+    let after = |operand: &GemmOperand<'_>| match scale_after {
         true => operand.dequant_scale.contiguous(),
         false => Ok(one.clone()),
     };
-    let scales = (after(a, a_kind)?, after(b, b_kind)?);
+    let scales = (after(a)?, after(b)?);
     let sizes = (a.kept(), b.kept(), b.kept());
-    let per_row = (&scales.0, a_kind == Kind::PerKept);
-    let per_col = (&scales.1, b_kind == Kind::PerKept);
+    let per_row = (&scales.0, scale_after && a_kind == Kind::PerKept);
+    let per_col = (&scales.1, scale_after && b_kind == Kind::PerKept);
     scale_product(gpu, &sums, per_row, per_col, sizes, out)
 }

@@ -1,6 +1,6 @@
 //! Activations on the CPU, in tasks of whole rows.
 
-use crate::base::data::activation::Activation;
+use crate::base::activation::Activation;
 use crate::base::error::Result;
 use crate::base::parallel;
 use crate::cast::quantizer::Quantizer;

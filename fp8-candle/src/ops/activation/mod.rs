@@ -1,11 +1,7 @@
 //! The activations of feed-forward networks, gated or not, plain and of data with a scale.
 
 mod cpu;
-mod curve;
-mod erf;
-mod gelu_tanh;
 mod scaled;
-mod sigmoid;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +9,7 @@ pub(crate) use scaled::{scaled_curve, scaled_slope};
 
 use super::fused;
 use crate::base::check::{check_float, check_like, last_dim};
-use crate::base::data::activation::Activation;
+use crate::base::activation::Activation;
 use crate::base::data::made::Made;
 use crate::base::error::{Result, shape_error};
 use crate::base::profile::{Kind, enter};

@@ -1,6 +1,6 @@
 //! Activations of data with a scale: results and gradients have the scale of their input.
 
-use crate::base::data::activation::Curve;
+use crate::base::activation::Curve;
 use crate::base::error::Result;
 use crate::base::math::Real;
 use crate::device::cpu::elements::{compute_dtype, for_dtype, map_rows, tensor, with_slices};

@@ -1,7 +1,7 @@
 //! Kernels against definitions.
 
 use super::*;
-use crate::base::data::activation::Curve;
+use crate::base::activation::Curve;
 use crate::ops::test_support::{DTYPES, wave};
 use candle_core::{DType, Var};
 

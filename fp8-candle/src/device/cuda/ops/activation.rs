@@ -1,6 +1,6 @@
 //! Activations, gated or not.
 
-use crate::base::data::activation::Activation;
+use crate::base::activation::Activation;
 use crate::base::error::Result;
 use crate::device::cuda::gpu::{Gpu, with_pointer_list};
 use crate::device::cuda::kernels::{Arg, Shape, args, kernels};

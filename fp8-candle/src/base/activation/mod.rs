@@ -1,5 +1,17 @@
-//! The activations: their names and functions.
+//! The activations: their names and functions. An activation is added here, and in `kernels/curves.cuh`.
+//!
+//! A function of data `d` with a scale gives `f(scale * d) / scale`, which are data of the same scale. Plain values have the
+//! constant scale 1, and the compiler drops the multiplications.
 
+mod curve;
+mod erf;
+mod gelu_tanh;
+mod sigmoid;
+
+use crate::base::error::Result;
+use crate::base::math::Real;
+use candle_core::Tensor;
+use sigmoid::{bound, sigmoid, sigmoid_slope};
 use std::fmt;
 use std::str::FromStr;
 
@@ -75,6 +87,48 @@ pub(crate) enum Curve {
     GeluErf,
 }
 
+/// Runs `$body` with functions `$value` and `$slope` for each curve.
+macro_rules! with_curve {
+    ($curve:expr, $R:ident, ($value:ident, $slope:ident) => $body:expr) => {
+        match $curve {
+            Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_tanh::value::<$R>, gelu_tanh::slope::<$R>, $body),
+            Curve::GeluErf => with_curve!(@ $R, $value, $slope, erf::value::<$R>, erf::slope::<$R>, $body),
+            Curve::QuickGelu => with_curve!(@ $R, $value, $slope, quick_gelu::<$R>, quick_gelu_slope::<$R>, $body),
+            Curve::Relu => with_curve!(@ $R, $value, $slope, relu::<$R>, step::<$R>, $body),
+            Curve::SquaredRelu => with_curve!(@ $R, $value, $slope, squared_relu::<$R>, squared_relu_slope::<$R>, $body),
+            Curve::Silu => with_curve!(@ $R, $value, $slope, silu::<$R>, silu_slope::<$R>, $body),
+            Curve::Sigmoid => with_curve!(@ $R, $value, $slope, scaled_sigmoid::<$R>, sigmoid_slope::<$R>, $body),
+        }
+    };
+    (@ $R:ident, $value:ident, $slope:ident, $v:expr, $s:expr, $body:expr) => {
+        $crate::base::simd::simd(#[inline(always)] || {
+            let ($value, $slope) = ($v, $s);
+            let _ = (&$value, &$slope);
+            $body
+        })
+    };
+}
+use with_curve;
+
+impl Curve {
+    /// The same function of candle operations, which candle differentiates.
+    pub(crate) fn composed(self, x: &Tensor) -> Result<Tensor> {
+        let sigmoid = |x: &Tensor| -> Result<Tensor> {
+            // 1 / (1 + e^-x), by tanh, which candle differentiates and which cannot overflow.
+            Ok(((x * 0.5)?.tanh()? * 0.5)?.affine(1., 0.5)?)
+        };
+        Ok(match self {
+            Self::Gelu => gelu_tanh::composed(x)?,
+            Self::GeluErf => erf::composed(x)?,
+            Self::QuickGelu => (x * sigmoid(&(x * 1.702)?)?)?,
+            Self::Relu => x.relu()?,
+            Self::SquaredRelu => x.relu()?.sqr()?,
+            Self::Silu => (x * sigmoid(x)?)?,
+            Self::Sigmoid => sigmoid(x)?,
+        })
+    }
+}
+
 impl Activation {
     /// All of them, in the order of the enum.
     pub fn all() -> impl Iterator<Item = Self> {
@@ -134,6 +188,57 @@ impl FromStr for Activation {
     "no activation `{0}`: gelu, gelu_erf, qgelu, relu, srelu, silu, glu, geglu, geglu_erf, qgeglu, reglu, sreglu or swiglu"
 )]
 pub struct UnknownActivation(pub String);
+
+#[inline(always)]
+fn silu<R: Real>(d: R, scale: R) -> R {
+    d * sigmoid(d * scale)
+}
+
+#[inline(always)]
+fn silu_slope<R: Real>(x: R) -> R {
+    // 1 - sigmoid(x) without cancellation; beyond the limits it would be Inf * 0.
+    let bounded = bound(x, 128.);
+    sigmoid(x) * bounded.mul_add(sigmoid(-bounded), R::ONE)
+}
+
+#[inline(always)]
+fn quick_gelu<R: Real>(d: R, scale: R) -> R {
+    d * sigmoid(d * scale * R::from_f64(1.702))
+}
+
+#[inline(always)]
+fn quick_gelu_slope<R: Real>(x: R) -> R {
+    silu_slope(x * R::from_f64(1.702))
+}
+
+#[inline(always)]
+fn relu<R: Real>(x: R, _: R) -> R {
+    // NaN stays NaN.
+    if x < R::ZERO { R::ZERO } else { x }
+}
+
+#[inline(always)]
+fn step<R: Real>(x: R) -> R {
+    if x > R::ZERO { R::ONE } else { R::ZERO }
+}
+
+#[inline(always)]
+fn squared_relu<R: Real>(d: R, scale: R) -> R {
+    let x = relu(d, scale);
+    x * x * scale
+}
+
+#[inline(always)]
+fn squared_relu_slope<R: Real>(x: R) -> R {
+    let x = relu(x, R::ONE);
+    x + x
+}
+
+/// The sigmoid is the only curve whose values do not grow with its argument.
+#[inline(always)]
+fn scaled_sigmoid<R: Real>(d: R, scale: R) -> R {
+    sigmoid(d * scale) / scale
+}
 
 #[cfg(test)]
 mod tests {
