@@ -90,22 +90,25 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             rows: m,
         };
         let panels = self.panels();
-        let together = PANEL / Self::WIDTH;
+        let packed = match self.b.codes {
+            Codes::Panels(_, codes) if m <= self.engine.packed_rows() => Some(codes),
+            _ => None,
+        };
+        let streamed = packed.and_then(|_| self.engine.packed_panels(m));
+        let together = streamed.unwrap_or(1).max(PANEL / Self::WIDTH);
         let per_task = (TASK_CODES / self.panel_len().max(1))
             .min(panels / (4 * self.threads))
             .max(1)
             .next_multiple_of(together);
         self.for_each(panels.div_ceil(per_task), |task| {
             let panels = task * per_task..panels.min((task + 1) * per_task);
-            if let Codes::Panels(_, codes) = self.b.codes
-                && m <= self.engine.packed_rows()
-            {
-                self.block(&a, 0..m, panels, Panels::Packed(codes));
-                return;
-            }
-            for first in panels.clone().step_by(together) {
+            let (from, together) = match packed {
+                Some(codes) => (Panels::Packed(codes), streamed.unwrap_or(panels.len())),
+                None => (Panels::BySlice, PANEL / Self::WIDTH),
+            };
+            for first in panels.clone().step_by(together.max(1)) {
                 let panels = first..panels.end.min(first + together);
-                self.block(&a, 0..m, panels, Panels::BySlice);
+                self.block(&a, 0..m, panels, from);
             }
         });
     }

@@ -5,6 +5,7 @@
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part};
 use super::layout::{Order, PANEL, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
+use super::packed_f32::{CHECKED_ROWS, panels_at_once};
 use super::results::Block;
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
@@ -28,14 +29,6 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// See [`Engine::task_size`].
     const TASK_SIZE: (usize, usize);
 
-    /// See [`Engine::packed_rows`].
-    const PACKED_ROWS: usize = 0;
-
-    /// How many panels [`Tiles::multiply_packed`] takes at a time for tiles of up to `rows` rows.
-    fn panels_at_once(_rows: usize) -> usize {
-        1
-    }
-
     /// Computes the sums of `rows` rows by one panel, or adds to them.
     ///
     /// `a`: one tile of a slice, packed as A, from the first index of the sum on; `b`: one panel from that index on, whose
@@ -45,22 +38,27 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// The processor must have this level.
     unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool);
 
-    /// [`Tiles::multiply`] for packed codes of neighbouring panels, at most as many as [`Tiles::panels_at_once`] says, with
-    /// the same sums to the bit. Returns false, without having changed a sum, if the codes must be decoded beforehand: because
-    /// of their format, or because one of them is NaN.
+    /// Whether [`Tiles::multiply_packed`] can decode these codes of a panel. It cannot decode every format, nor all codes
+    /// that are NaN or infinite.
+    ///
+    /// # Safety
+    /// The processor must have this level.
+    unsafe fn decodes(format: Format, codes: &[u8]) -> bool;
+
+    /// [`Tiles::multiply`] for packed codes of neighbouring panels, at most as many as [`panels_at_once`] says, with
+    /// the same sums to the bit. Of up to [`CHECKED_ROWS`] rows it returns false, without having changed a sum, unless it
+    /// [decodes](Tiles::decodes) the codes; for more rows it must.
     ///
     /// # Safety
     /// The processor must have this level.
     unsafe fn multiply_packed(
-        _format: Format,
-        _rows: usize,
-        _a: &[f32],
-        _codes: &[&[u8]],
-        _sums: &mut Sums<'_>,
-        _accumulate: bool,
-    ) -> bool {
-        false
-    }
+        format: Format,
+        rows: usize,
+        a: &[f32],
+        codes: &[&[u8]],
+        sums: &mut Sums<'_>,
+        accumulate: bool,
+    ) -> bool;
 }
 
 /// Calls `$tile::<$rows>`; `$rows` is one of the counts.
@@ -98,7 +96,13 @@ impl<T: Tiles> Engine for F32Engine<T> {
     }
 
     fn packed_rows(self) -> usize {
-        T::PACKED_ROWS
+        // Taller products share decoded panels among so many tiles that multiply-adds alone take less time.
+        4 * T::ROWS
+    }
+
+    fn packed_panels(self, rows: usize) -> Option<usize> {
+        // More rows read A from the caches, so several panels share a slice of it.
+        (rows <= T::ROWS).then(|| panels_at_once(rows))
     }
 
     unsafe fn pack_a(
@@ -113,8 +117,11 @@ impl<T: Tiles> Engine for F32Engine<T> {
         let k = matrix.contracted;
         for slice in 0..k.div_ceil(SLICE) {
             let range = slice * SLICE..k.min((slice + 1) * SLICE);
-            for row in rows.clone().step_by(T::ROWS) {
-                let tile = row..rows.end.min(row + T::ROWS);
+            let mut next = rows.start;
+            while next < rows.end {
+                let row = next;
+                next += height::<T>(row - first, rows.end - first);
+                let tile = row..next;
                 let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
                 // SAFETY: the caller guarantees that only this call uses these rows; it uses the place of one tile at a time.
                 let dst = unsafe { dst.part(start..start + tile.len() * SLICE_STRIDE) };
@@ -188,9 +195,10 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            for (tile, row) in (0..rows).step_by(T::ROWS).enumerate() {
+            let (mut row, mut tile) = (0, 0);
+            while row < rows {
                 prefetch_part(next, tile, tiles);
-                let height = (rows - row).min(T::ROWS);
+                let height = height::<T>(row, rows);
                 let sums = Sums {
                     values: &mut values[row * stride + index * T::ORDER.panel()..],
                     stride,
@@ -198,9 +206,18 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 let a = &a[row * SLICE_STRIDE + skip * height..];
                 // SAFETY: an engine exists only where its instructions do.
                 unsafe { T::multiply(height, a, b, sums, accumulate) };
+                row += height;
+                tile += 1;
             }
         }
     }
+}
+
+/// The height of the tile that begins at row `row` of `rows`. Each run of [`ROWS_STEP`] rows is cut independently of the rows
+/// after it, into tiles of about the same height: a tile of few rows would wait for its own sums.
+pub(super) fn height<T: Tiles>(row: usize, rows: usize) -> usize {
+    let left = rows.min((row / ROWS_STEP + 1) * ROWS_STEP) - row;
+    left.div_ceil(left.div_ceil(T::ROWS))
 }
 
 /// [`Engine::multiply`] for packed codes.
@@ -215,23 +232,32 @@ fn multiply_packed<'b, T: Tiles>(
 ) {
     let Sums { values, stride } = sums;
     let width = T::ORDER.panel();
-    let at_once = T::panels_at_once(rows);
+    let at_once = panels_at_once(rows);
     for first in (0..panels).step_by(at_once) {
         let count = at_once.min(panels - first);
-        let mut together: [&[u8]; 2] = [&[]; 2];
+        let mut together: [&[u8]; panels_at_once(1)] = Default::default();
         for (index, panel) in together[..count].iter_mut().enumerate() {
             *panel = codes(first + index);
         }
         let together = &together[..count];
-        for row in (0..rows).step_by(T::ROWS) {
-            let height = (rows - row).min(T::ROWS);
+        // SAFETY: an engine exists only where its instructions do.
+        let decodes = |codes: &&[u8]| unsafe { T::decodes(format, codes) };
+        let packed = height::<T>(0, rows) <= CHECKED_ROWS || together.iter().all(decodes);
+        let mut next = 0;
+        while next < rows {
+            let (row, height) = (next, height::<T>(next, rows));
+            next += height;
             let a = &a[row * SLICE_STRIDE + skip * height..];
             let mut sums = Sums {
                 values: &mut values[row * stride + first * width..],
                 stride,
             };
             // SAFETY: an engine exists only where its instructions do.
-            if unsafe { T::multiply_packed(format, height, a, together, &mut sums, accumulate) } {
+            let done = packed
+                && unsafe {
+                    T::multiply_packed(format, height, a, together, &mut sums, accumulate)
+                };
+            if done {
                 continue;
             }
             let mut decoded = [0.; SLICE * PANEL];

@@ -88,6 +88,12 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// For products of up to this many rows, decoding packed codes in the kernel is faster than decoding them first.
     fn packed_rows(self) -> usize;
 
+    /// How many neighbouring panels of packed codes are summed to their end before the next ones, for a product of `rows`
+    /// rows: panels are read from memory in one piece then. None if it is faster to sum all panels slice by slice.
+    fn packed_panels(self, _rows: usize) -> Option<usize> {
+        None
+    }
+
     /// For products of up to this many rows, each element is summed in several parts.
     fn few_rows(self) -> usize {
         0

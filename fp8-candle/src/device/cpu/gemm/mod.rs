@@ -33,6 +33,10 @@ mod pack_f32;
 #[cfg(target_arch = "x86_64")]
 mod packed_avx2;
 #[cfg(target_arch = "x86_64")]
+mod packed_avx512;
+#[cfg(target_arch = "x86_64")]
+mod packed_f32;
+#[cfg(target_arch = "x86_64")]
 mod product;
 mod results;
 #[cfg(target_arch = "x86_64")]

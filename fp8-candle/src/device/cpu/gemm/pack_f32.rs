@@ -5,6 +5,8 @@
 
 use super::kernel::Matrix;
 use super::layout::{DEPTH, SLICE};
+use super::packed_avx2;
+use super::packed_f32::{self, Route};
 use fp8_core::{Contraction, Format};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -160,27 +162,56 @@ fn decode_as<const E5M2: bool>(codes: &[u8], dst: &mut [f32]) {
 /// Decodes packed codes of panels of `width` columns, `[pairs][width][2]`, into values packed as B, `[sum][width]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn decode_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
+    let how = (format, Route::Half);
+    if !packed_avx2::decodes(how, packed) {
+        look_up_panel(format, packed, width, dst);
+    } else if format == Format::E5M2 {
+        decode_panel_as::<true>(packed, width, dst);
+    } else {
+        decode_panel_as::<false>(packed, width, dst);
+    }
+}
+
+/// [`decode_panel`] of E5M2, or of E4M3 without NaN.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_panel_as<const E5M2: bool>(packed: &[u8], width: usize, dst: &mut [f32]) {
+    let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
+    let factor = _mm256_set1_ps(1. / packed_f32::factor(format, Route::Half));
     let pairs = packed.chunks_exact(2 * width);
     for (codes, dst) in pairs.zip(dst.chunks_exact_mut(2 * width)) {
         let (even, odd) = dst.split_at_mut(width);
-        let (codes, _) = codes.as_chunks::<16>();
-        let columns = even.chunks_exact_mut(8).zip(odd.chunks_exact_mut(8));
-        for (codes, (even, odd)) in codes.iter().zip(columns) {
-            let codes = in_halves(load(codes));
-            let mut values = [0.; 16];
-            decode_16(format, codes, &mut values);
-            even.copy_from_slice(&values[..8]);
-            odd.copy_from_slice(&values[8..]);
+        let (codes, _) = codes.as_chunks::<32>();
+        let (even, _) = even.as_chunks_mut::<16>();
+        let (odd, _) = odd.as_chunks_mut::<16>();
+        for ((codes, even), odd) in codes.iter().zip(even).zip(odd) {
+            // SAFETY: 32 bytes.
+            let codes = unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
+            let values = packed_avx2::values::<E5M2, false>(codes);
+            for (to, values) in [even, odd].into_iter().zip(values) {
+                let to = to.as_mut_ptr();
+                // SAFETY: two vectors of eight values.
+                unsafe {
+                    _mm256_storeu_ps(to, _mm256_mul_ps(values[0], factor));
+                    _mm256_storeu_ps(to.add(8), _mm256_mul_ps(values[1], factor));
+                }
+            }
         }
     }
 }
 
-/// The codes in even places, then those in odd ones.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn in_halves(codes: __m128i) -> __m128i {
-    let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    _mm_shuffle_epi8(codes, order)
+/// [`decode_panel`] of any codes.
+fn look_up_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
+    let values = &VALUES[format as usize];
+    let pairs = packed.chunks_exact(2 * width);
+    for (codes, dst) in pairs.zip(dst.chunks_exact_mut(2 * width)) {
+        let (even, odd) = dst.split_at_mut(width);
+        let (codes, _) = codes.as_chunks::<2>();
+        for ((codes, even), odd) in codes.iter().zip(even).zip(odd) {
+            *even = values[usize::from(codes[0])];
+            *odd = values[usize::from(codes[1])];
+        }
+    }
 }
 
 /// The most rows of a tile.

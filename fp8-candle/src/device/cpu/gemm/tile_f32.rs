@@ -3,7 +3,7 @@
 use super::engine_f32::{Tiles, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order, PANEL};
-use super::packed_avx2;
+use super::{packed_avx2, packed_avx512};
 use fp8_core::{Format, IsaLevel};
 use std::arch::x86_64::*;
 
@@ -19,31 +19,17 @@ pub(super) struct Avx2;
 unsafe impl Tiles for Avx512 {
     const LEVEL: IsaLevel = IsaLevel::Avx512;
     const ORDER: Order = Order::Columns;
-    const ROWS: usize = 12;
+    const ROWS: usize = packed_avx512::ROWS;
     const TASK_SIZE: (usize, usize) = (192, 8);
 
     unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
         // SAFETY: the caller guarantees this level.
         unsafe { multiply_avx512(rows, a, b, sums, accumulate) }
     }
-}
 
-// SAFETY: the level is AVX2 with FMA and F16C.
-unsafe impl Tiles for Avx2 {
-    const LEVEL: IsaLevel = IsaLevel::Avx2;
-    const ORDER: Order = Order::NarrowColumns;
-    // Twelve sums, two vectors of B and one of A: fifteen of sixteen registers.
-    const ROWS: usize = 6;
-    const TASK_SIZE: (usize, usize) = (192, 16);
-    const PACKED_ROWS: usize = 2 * packed_avx2::ROWS;
-
-    fn panels_at_once(rows: usize) -> usize {
-        packed_avx2::panels_at_once(rows)
-    }
-
-    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
         // SAFETY: the caller guarantees this level.
-        unsafe { multiply_avx2(rows, a, b, sums, accumulate) }
+        unsafe { packed_avx512::decodes(format, codes) }
     }
 
     unsafe fn multiply_packed(
@@ -55,7 +41,38 @@ unsafe impl Tiles for Avx2 {
         accumulate: bool,
     ) -> bool {
         // SAFETY: the caller guarantees this level.
-        unsafe { packed_avx2::multiply(format, rows, a, codes, sums, accumulate) }
+        unsafe { packed_avx512::multiply(format, rows, a, codes, sums, accumulate) }
+    }
+}
+
+// SAFETY: the level is AVX2 with FMA and F16C.
+unsafe impl Tiles for Avx2 {
+    const LEVEL: IsaLevel = IsaLevel::Avx2;
+    const ORDER: Order = Order::NarrowColumns;
+    const ROWS: usize = packed_avx2::ROWS;
+    const TASK_SIZE: (usize, usize) = (192, 16);
+
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+        // SAFETY: the caller guarantees this level.
+        unsafe { multiply_avx2(rows, a, b, sums, accumulate) }
+    }
+
+    unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
+        // SAFETY: the caller guarantees this level.
+        unsafe { packed_avx2::decodes((format, packed_avx2::route()), codes) }
+    }
+
+    unsafe fn multiply_packed(
+        format: Format,
+        rows: usize,
+        a: &[f32],
+        codes: &[&[u8]],
+        sums: &mut Sums<'_>,
+        accumulate: bool,
+    ) -> bool {
+        let how = (format, packed_avx2::route());
+        // SAFETY: the caller guarantees this level.
+        unsafe { packed_avx2::multiply(how, rows, a, codes, sums, accumulate) }
     }
 }
 

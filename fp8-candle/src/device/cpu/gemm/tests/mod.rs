@@ -1,6 +1,8 @@
 //! Every GEMM, on every instruction set of the machine, against f64 sums of the values of the codes.
 
 #[cfg(target_arch = "x86_64")]
+mod packed;
+#[cfg(target_arch = "x86_64")]
 mod packing;
 #[cfg(target_arch = "x86_64")]
 mod packing_f32;

@@ -1,6 +1,6 @@
 //! Packing to f32 against its definition, code by code.
 
-use super::super::engine_f32::{F32Engine, Tiles};
+use super::super::engine_f32::{self, F32Engine, Tiles, height};
 use super::super::kernel::{Engine, Matrix};
 use super::super::layout::{self, DEPTH, ROWS, ROWS_STEP, SLICE};
 use super::super::tile_f32::{Avx2, Avx512};
@@ -81,8 +81,11 @@ fn check_a<T: Tiles>(
         unsafe { engine.pack_a(format, matrix, rows, 0, padded_rows, shared) };
     }
     for row in 0..kept {
-        let first = row / T::ROWS * T::ROWS;
-        let height = T::ROWS.min(kept - first);
+        let (mut first, mut height) = (0, height::<T>(0, kept));
+        while first + height <= row {
+            first += height;
+            height = engine_f32::height::<T>(first, kept);
+        }
         for k in 0..contracted.next_multiple_of(DEPTH) {
             let tile = (k / SLICE * padded_rows + first) * layout::SLICE_STRIDE;
             let got = packed[tile + k % SLICE * height + row - first];

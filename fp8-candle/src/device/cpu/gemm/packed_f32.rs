@@ -1,0 +1,188 @@
+//! Products of packed codes with few rows in f32: each code is read once from memory, decoded in registers, and multiplied.
+//!
+//! A pair of sum indices lies in one 16-bit lane, so shifts move both codes to where a wider format has its exponent and
+//! mantissa ([`Route`]). The exponent's bias is not corrected: all values, and the sums of a tile, are too small by the same
+//! power of two until they are stored. This is exact: products are multiples of 2^-146, which subnormal numbers of f32 hold, and
+//! sums long enough to be rounded are normal numbers.
+
+use fp8_core::Format;
+
+/// How codes become values in registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    /// As f16, which the processor converts. An E4M3 code gives 2^-8 of its value, an E5M2 code its value.
+    Half,
+    /// As the upper half of an f32, which is less work. Subnormal codes become subnormal numbers, which processors of Intel
+    /// multiply in microcode.
+    Shift,
+}
+
+/// What values are relative to those of the codes: `value = code * FACTOR`.
+pub(super) const fn factor(format: Format, route: Route) -> f32 {
+    let exponent = match (route, format) {
+        (Route::Half, Format::E4M3) => -8,
+        (Route::Shift, Format::E4M3) => -120,
+        (Route::Shift, Format::E5M2) => -112,
+        _ => 0,
+    };
+    f32::from_bits(((127 + exponent) as u32) << 23)
+}
+
+/// Twice the smallest magnitude that a route cannot decode, as a byte: that of NaN, and with [`Route::Shift`] that of the
+/// infinity of E5M2. None if there is no such code.
+pub(super) const fn special(format: Format, route: Route) -> Option<u8> {
+    match (format, route) {
+        (Format::E4M3, _) => Some(2 * 0x7F),
+        (Format::E5M2, Route::Shift) => Some(2 * 0x7C),
+        _ => None,
+    }
+}
+
+/// Up to this many rows, tiles look for special codes on the way. Taller ones have no register for it.
+pub(super) const CHECKED_ROWS: usize = 4;
+
+/// Defines `tile::<R, P, E5M2, SHIFT>`: the sums of `R` rows by `P` neighbouring panels of two vectors of columns, or adds to
+/// them. Of up to [`CHECKED_ROWS`] rows it returns false, without having changed a sum, where a code is [`special`]; of more
+/// rows there must be none. And `none_reaches(codes, bound)`: whether twice the magnitudes of all codes stay below the bound.
+///
+/// `a`: one tile of a slice, packed as A, from the first index of the sum on. Panels begin at that index and have its length.
+macro_rules! packed_tile {
+    (
+        $features:literal, $panel:expr, $codes:ident;
+        $zero:ident, $load:ident, $store:ident, $multiply:ident, $multiply_add:ident, $set:ident, $splat:expr;
+        $zero_codes:ident, $load_codes:ident, $add:ident, $max:ident
+    ) => {
+        #[target_feature(enable = $features)]
+        fn tile<const R: usize, const P: usize, const E5M2: bool, const SHIFT: bool>(
+            a: &[f32],
+            codes: [&[u8]; P],
+            sums: &mut Sums<'_>,
+            accumulate: bool,
+        ) -> bool {
+            const LANES: usize = $panel / 2;
+            let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
+            let route = if SHIFT { Route::Shift } else { Route::Half };
+            let (a, _) = a.as_chunks::<R>();
+            let (a, _) = a.as_chunks::<2>();
+            let codes = codes.map(|codes| codes.as_chunks::<{ 2 * $panel }>().0);
+            let pairs = codes[0].len();
+            assert!(a.len() >= pairs && codes.iter().all(|codes| codes.len() == pairs));
+            assert!(sums.values.len() >= (R - 1) * sums.stride + P * $panel);
+            let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
+            let mut tile = [[[$zero(); 2]; P]; R];
+            if accumulate {
+                let factor = $set(factor(format, route));
+                for (row, tile) in tile.iter_mut().enumerate() {
+                    for (panel, tile) in tile.iter_mut().enumerate() {
+                        let at = row * stride + panel * $panel;
+                        // SAFETY: R rows of P panels were checked above.
+                        let kept = unsafe { [$load(sums.add(at)), $load(sums.add(at + LANES))] };
+                        let [left, right] = split::<SHIFT>(kept);
+                        *tile = [$multiply(left, factor), $multiply(right, factor)];
+                    }
+                }
+            }
+            // The codes of taller tiles have been read already: what comes next is the next slice.
+            let ahead = if R <= CHECKED_ROWS {
+                AHEAD
+            } else {
+                pairs * 2 * $panel
+            };
+            let checked = R <= CHECKED_ROWS && special(format, route).is_some();
+            // Twice the greatest magnitude.
+            let mut greatest = $zero_codes();
+            for pair in 0..pairs {
+                for (panel, codes) in codes.iter().enumerate() {
+                    // SAFETY: all panels have this many pairs, as checked above.
+                    let codes = unsafe { codes.get_unchecked(pair) };
+                    prefetch(codes, ahead);
+                    // SAFETY: a pair of sum indices of a panel is one vector of codes.
+                    let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
+                    if checked {
+                        greatest = $max(greatest, $add(codes, codes));
+                    }
+                    for (index, values) in values::<E5M2, SHIFT>(codes).into_iter().enumerate() {
+                        // SAFETY: A has this many pairs, as checked above.
+                        let a = unsafe { &a.get_unchecked(pair)[index] };
+                        for (a, tile) in a.iter().zip(&mut tile) {
+                            let a = $splat(a);
+                            let [left, right] = &mut tile[panel];
+                            *left = $multiply_add(a, values[0], *left);
+                            *right = $multiply_add(a, values[1], *right);
+                        }
+                    }
+                }
+            }
+            if let (true, Some(special)) = (checked, special(format, route))
+                && reaches(greatest, special)
+            {
+                return false;
+            }
+            let factor = $set(1. / factor(format, route));
+            for (row, tile) in tile.iter().enumerate() {
+                for (panel, &[left, right]) in tile.iter().enumerate() {
+                    let sums_of_codes = [$multiply(left, factor), $multiply(right, factor)];
+                    let [left, right] = join::<SHIFT>(sums_of_codes);
+                    let at = row * stride + panel * $panel;
+                    // SAFETY: as for the load.
+                    unsafe {
+                        $store(sums.add(at), left);
+                        $store(sums.add(at + LANES), right);
+                    }
+                }
+            }
+            true
+        }
+
+        #[target_feature(enable = $features)]
+        fn none_reaches(codes: &[u8], bound: u8) -> bool {
+            let (codes, rest) = codes.as_chunks::<{ 2 * $panel }>();
+            assert!(rest.is_empty(), "panels are whole vectors");
+            let mut greatest = $zero_codes();
+            for codes in codes {
+                // SAFETY: one vector of codes.
+                let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
+                greatest = $max(greatest, $add(codes, codes));
+            }
+            !reaches(greatest, bound)
+        }
+    };
+}
+pub(super) use packed_tile;
+
+/// How far ahead tiles of few rows prefetch.
+pub(super) const AHEAD: usize = 1024;
+
+/// Prefetches the codes that lie `ahead` bytes after these. A panel comes from memory in one stream.
+#[inline(always)]
+pub(super) fn prefetch(codes: &[u8], ahead: usize) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: every x86-64 processor has the instruction, which reads nothing and cannot fail.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(codes.as_ptr().wrapping_add(ahead).cast()) };
+}
+
+/// Calls `tile_of` for the first pattern that has these numbers of rows and panels.
+macro_rules! packed_tiles {
+    ($rows:expr, $codes:expr, $arguments:tt, $($count:literal: $panels:literal,)+) => {
+        match ($rows, $codes) {
+            $(($count, codes) if let Ok(codes) = <[&[u8]; $panels]>::try_from(codes) => {
+                packed_tiles!(@ $count, $panels, codes, $arguments)
+            })+
+            (rows, codes) => unreachable!("a tile of {rows} rows by {} panels", codes.len()),
+        }
+    };
+    (@ $count:literal, $panels:literal, $codes:ident, ($how:expr, $a:expr, $sums:expr, $accumulate:expr)) => {
+        tile_of::<$count, $panels>($how, $a, $codes, $sums, $accumulate)
+    };
+}
+pub(super) use packed_tiles;
+
+/// How many panels are summed at a time for tiles of `rows` rows. Few sums would wait for themselves, and panels read in turn
+/// are more streams from memory.
+pub(super) const fn panels_at_once(rows: usize) -> usize {
+    match rows {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
+}
