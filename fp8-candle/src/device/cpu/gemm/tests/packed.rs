@@ -11,8 +11,10 @@ use super::*;
 struct Way {
     route: Route,
     decodes: fn(Format, &[u8]) -> bool,
-    multiply: fn(Format, usize, &[f32], &[&[u8]], &mut Sums<'_>, bool) -> bool,
+    multiply: Multiply,
 }
+
+type Multiply = fn(Format, usize, &[f32], &[&[u8]], &mut Sums<'_>, bool) -> bool;
 
 #[test]
 fn tiles_of_packed_codes_equal_scalar_sums() {
@@ -20,12 +22,13 @@ fn tiles_of_packed_codes_equal_scalar_sums() {
     if has(Avx2::LEVEL) {
         macro_rules! way {
             ($route:expr) => {
-                // SAFETY: this processor has AVX2.
                 check::<Avx2>(&Way {
                     route: $route,
+                    // SAFETY: this processor has AVX2.
                     decodes: |format, codes| unsafe {
                         packed_avx2::decodes((format, $route), codes)
                     },
+                    // SAFETY: as above.
                     multiply: |format, rows, a, codes, sums, add| unsafe {
                         packed_avx2::multiply((format, $route), rows, a, codes, sums, add)
                     },
@@ -36,10 +39,11 @@ fn tiles_of_packed_codes_equal_scalar_sums() {
         way!(Route::Shift);
     }
     if has(Avx512::LEVEL) {
-        // SAFETY: this processor has AVX-512.
         check::<Avx512>(&Way {
             route: Route::Half,
+            // SAFETY: this processor has AVX-512.
             decodes: |format, codes| unsafe { Avx512::decodes(format, codes) },
+            // SAFETY: as above.
             multiply: |format, rows, a, codes, sums, add| unsafe {
                 Avx512::multiply_packed(format, rows, a, codes, sums, add)
             },
