@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{self, decode::Wide};
+#[cfg(target_arch = "aarch64")]
+use super::neon::{self, decode::Shift};
 use super::{Isa, LANES, Layout, dispatch, widening::Widening};
 use crate::{Format, high_precision::HighPrecision};
 
@@ -12,6 +14,9 @@ pub(crate) struct Decoder {
     /// The same for the AVX-512 code.
     #[cfg(target_arch = "x86_64")]
     wide: Wide,
+    /// The same for the NEON code.
+    #[cfg(target_arch = "aarch64")]
+    shift: Shift,
 }
 
 impl Decoder {
@@ -20,6 +25,8 @@ impl Decoder {
             widening: Widening::new(format),
             #[cfg(target_arch = "x86_64")]
             wide: Wide::new(format),
+            #[cfg(target_arch = "aarch64")]
+            shift: Shift::new(format),
         }
     }
 }
@@ -56,6 +63,11 @@ pub(super) fn decode_with<T: HighPrecision>(
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = vbmi;
+    #[cfg(target_arch = "aarch64")]
+    if neon::is_in(isa) {
+        let decoding = (decoder.widening, decoder.shift);
+        return neon::decode::run(isa, decoding, codes, layout, dequant_scales, dst);
+    }
     narrow(isa, decoder.widening, codes, layout, dequant_scales, dst);
 }
 

@@ -1,10 +1,13 @@
 //! Slices of 16-bit floats to f32 and back, rounded to nearest even.
 
 use half::f16;
+#[cfg(target_arch = "x86_64")]
 use half::slice::HalfFloatSliceExt;
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{Isa, IsaLevel, dispatch};
 use crate::HighPrecision;
 
@@ -15,6 +18,11 @@ pub(crate) fn widen<T: HighPrecision>(isa: Isa, src: &[T], dst: &mut [f32]) {
         avx512::halves::widen(isa, src, dst);
         return;
     }
+    #[cfg(target_arch = "aarch64")]
+    if neon::is_in(isa) {
+        neon::halves::widen(isa, src, dst);
+        return;
+    }
     widen_each(isa, src, dst);
 }
 
@@ -23,6 +31,8 @@ pub(crate) fn narrow_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
     match isa.level() {
         // Without `half`, which would pick an instruction of the processor.
         IsaLevel::Portable => narrow_each(isa, src, dst),
+        #[cfg(target_arch = "aarch64")]
+        IsaLevel::Neon => neon::halves::narrow_f16(isa, src, dst),
         #[cfg(target_arch = "x86_64")]
         _ if avx512::is_in(isa) => avx512::halves::narrow_f16(isa, src, dst),
         #[cfg(target_arch = "x86_64")]

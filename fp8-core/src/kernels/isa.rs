@@ -23,6 +23,9 @@ pub enum IsaLevel {
     /// Tiles of bf16 products summed in f32 (AMX).
     #[cfg(target_arch = "x86_64")]
     Amx,
+    /// NEON by hand. Every processor of this architecture has it, so the portable code may use it too.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 /// A value of `FP8_ISA` that cannot be used.
@@ -84,6 +87,8 @@ impl IsaLevel {
         Self::Avx512Bf16,
         #[cfg(target_arch = "x86_64")]
         Self::Amx,
+        #[cfg(target_arch = "aarch64")]
+        Self::Neon,
     ];
 
     /// The name to give in `FP8_ISA`.
@@ -98,6 +103,8 @@ impl IsaLevel {
             Self::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Self::Amx => "amx",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
         }
     }
 
@@ -129,6 +136,11 @@ impl IsaLevel {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Amx => super::amx::is_granted(),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => {
+                // Parts of vectors are named in this order only.
+                cfg!(target_endian = "little") && std::arch::is_aarch64_feature_detected!("neon")
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Vector code: branch-free loops, written once and compiled for each instruction set. The hot ones are also written by
-//! hand for AVX-512.
+//! hand for AVX-512 and for NEON.
 //!
 //! A body is a loop over chunks of fixed length. The `dispatch!` macro inlines it into functions with the target features of
 //! each instruction set, where the compiler vectorizes it. Every kernel equals the scalar definition in `cast.rs` and
@@ -17,6 +17,8 @@ pub(crate) mod halves;
 mod isa;
 mod narrowing;
 pub(crate) mod nearest;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub(crate) mod stochastic;
 #[cfg(test)]
 mod tests;
@@ -63,6 +65,9 @@ macro_rules! dispatch {
 
             match isa.level() {
                 $crate::kernels::IsaLevel::Portable => body $(::<$($argument)+>)? ($($arg),*),
+                // The target has NEON, so the code above uses it already.
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::IsaLevel::Neon => body $(::<$($argument)+>)? ($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::IsaLevel::Avx2 => {
                     // SAFETY: an `Isa` of this level exists only where avx2 and fma were found.

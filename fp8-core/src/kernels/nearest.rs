@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{self, round::Wide};
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{
     Isa, LANES, Layout,
     amax::{LaneMax, lane_max, max_bits},
@@ -35,7 +37,11 @@ impl Nearest {
 
 /// The code of one product. Without `SIGNED`, the scale has no sign bit, and each value keeps its sign, NaN included.
 #[inline(always)]
-fn code<T: HighPrecision, const SIGNED: bool>(narrowing: Narrowing, x: T, quant_scale: f32) -> u8 {
+pub(super) fn code<T: HighPrecision, const SIGNED: bool>(
+    narrowing: Narrowing,
+    x: T,
+    quant_scale: f32,
+) -> u8 {
     let x = x.to_f32();
     let (bits, sign) = if SIGNED {
         let bits = scaled_bits(x, quant_scale);
@@ -59,6 +65,11 @@ pub(crate) fn encode<T: HighPrecision, const AMAX: bool>(
     if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
         let random = None;
         return avx512::encode::run::<T, AMAX>(isa, &wide, random, src, layout, quant_scales, dst);
+    }
+    #[cfg(target_arch = "aarch64")]
+    if neon::is_in(isa) {
+        let narrowing = nearest.narrowing;
+        return neon::encode::run::<T, AMAX>(isa, narrowing, src, layout, quant_scales, dst);
     }
     narrow::<T, AMAX>(isa, nearest.narrowing, src, layout, quant_scales, dst)
 }

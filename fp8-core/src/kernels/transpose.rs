@@ -1,6 +1,6 @@
 //! Transposed copies of codes.
 
-/// Rows and columns of a tile: the bytes of an SSE2 vector, which every x86-64 has.
+/// Rows and columns of a tile: the bytes of a vector that every x86-64 (SSE2) and every aarch64 (NEON) has.
 const TILE: usize = 16;
 
 /// Rows to transpose at once: a cache line of the result.
@@ -61,7 +61,32 @@ fn transposed(tile: [[u8; TILE]; TILE]) -> [[u8; TILE]; TILE] {
     unsafe { std::mem::transmute(rows) }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+fn transposed(tile: [[u8; TILE]; TILE]) -> [[u8; TILE]; TILE] {
+    use std::arch::aarch64::*;
+    // SAFETY: a vector is sixteen bytes of any pattern, as an array is.
+    let mut rows: [uint8x16_t; TILE] = unsafe { std::mem::transmute(tile) };
+    // As for x86-64.
+    for _ in 0..4 {
+        let (low, high) = rows.split_at(TILE / 2);
+        rows = std::array::from_fn(|i| {
+            let (low, high) = (low[i / 2], high[i / 2]);
+            // SAFETY: every processor of this architecture has NEON.
+            unsafe {
+                if i.is_multiple_of(2) {
+                    vzip1q_u8(low, high)
+                } else {
+                    vzip2q_u8(low, high)
+                }
+            }
+        });
+    }
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(rows) }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline(always)]
 fn transposed(tile: [[u8; TILE]; TILE]) -> [[u8; TILE]; TILE] {
     std::array::from_fn(|i| std::array::from_fn(|j| tile[j][i]))

@@ -52,6 +52,7 @@ impl Attention {
     }
 
     /// The shapes of q and of k and v.
+    #[cfg(any(target_arch = "x86_64", feature = "cuda"))]
     pub(crate) fn shapes(&self) -> [[usize; 4]; 2] {
         let of = |heads, tokens| match self.tokens_first {
             true => [self.batch, tokens, heads, self.head_dim],

@@ -1,6 +1,6 @@
 //! A slice whose parts are written by different tasks.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use std::any::TypeId;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl<'a, T> Shared<'a, T> {
     }
 
     /// This slice, if its elements are of type `U`.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn of_type<U: 'static>(self) -> Option<Shared<'a, U>>
     where
         T: 'static,

@@ -1,10 +1,10 @@
 //! After the sums: scales, rounding to the output dtype, bias.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::results::{Out, Results};
 use super::scales::Scales;
 use super::side::Side;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
 use fp8_core::HighPrecision;
@@ -32,7 +32,7 @@ impl<'a> Epilogue<'a> {
     }
 
     /// What tiles need to write `cols` columns of results themselves, if they can.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(super) fn results<'r, T: HighPrecision>(
         &'r self,
         cols: usize,

@@ -3,6 +3,7 @@
 use super::layout::Order;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
+use super::prefetch;
 use super::results::Block;
 use super::scratch::Plain;
 use super::side::Side;
@@ -56,6 +57,10 @@ pub(super) struct Sums<'a> {
 
 /// How to compute sums.
 #[derive(Clone, Copy)]
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(dead_code, reason = "engines of bf16 read all of it")
+)]
 pub(super) struct Mode {
     /// The whole product has no more rows than [`Engine::few_rows`].
     pub(super) few: bool,
@@ -160,17 +165,16 @@ pub(super) trait Engine: Copy + Send + Sync {
 /// Prefetches part `part` of `parts` of `values` into the second-level cache.
 #[inline(always)]
 pub(super) fn prefetch_part<V>(values: &[V], part: usize, parts: usize) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
     let step = 64 / size_of::<V>();
     let per_part = values.len().div_ceil(parts).next_multiple_of(step);
     let end = values.len().min((part + 1) * per_part);
     for at in (part * per_part..end).step_by(step) {
-        // SAFETY: every x86-64 processor has the instruction, which reads nothing and cannot fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(values.as_ptr().wrapping_add(at).cast()) };
+        prefetch::far(values.as_ptr().wrapping_add(at));
     }
 }
 
 /// Prefetches the rows of A after a tile into the second-level cache.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch_rows<V>(a: &[V], rows: Range<usize>, len: usize) {
     use super::layout::SLICE_STRIDE;

@@ -16,28 +16,39 @@ mod scratch;
 mod side;
 mod slab;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod decoder;
 #[cfg(target_arch = "x86_64")]
 mod engine_bf16;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod engine_f32;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod pack_bf16;
 #[cfg(target_arch = "x86_64")]
 mod pack_f32;
+#[cfg(target_arch = "aarch64")]
+mod pack_neon;
 #[cfg(target_arch = "x86_64")]
 mod packed_avx2;
 #[cfg(target_arch = "x86_64")]
 mod packed_avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod packed_f32;
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "aarch64")]
+mod packed_neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod prefetch;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod product;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(dead_code, reason = "only tiles of bf16 write results")
+)]
 mod results;
 #[cfg(target_arch = "x86_64")]
 mod tile_amx;
@@ -45,6 +56,8 @@ mod tile_amx;
 mod tile_bf16;
 #[cfg(target_arch = "x86_64")]
 mod tile_f32;
+#[cfg(target_arch = "aarch64")]
+mod tile_neon;
 
 #[cfg(test)]
 mod tests;
@@ -65,6 +78,9 @@ use {
     kernel::Engine,
     tile_f32::{Avx2, Avx512},
 };
+
+#[cfg(target_arch = "aarch64")]
+use {engine_f32::F32Engine, kernel::Engine, pack_neon as pack_f32, tile_neon::Neon};
 
 pub(super) use layout::{Order, pack_codes, unpack_codes};
 #[cfg(target_arch = "x86_64")]
@@ -91,16 +107,24 @@ macro_rules! with_engine {
     };
 }
 
+/// Evaluates `$body` with the `$engine` for `$isa`; None if there is none.
+#[cfg(target_arch = "aarch64")]
+macro_rules! with_engine {
+    ($isa:expr, $engine:ident => $body:expr) => {
+        F32Engine::<Neon>::of($isa).map(|$engine| $body)
+    };
+}
+
 /// The order of packed codes that the kernels of this processor read, if there are any.
 pub(super) fn packed_order(isa: Isa) -> Option<Order> {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     {
         fn order<E: Engine>(_: E) -> Order {
             E::ORDER
         }
         with_engine!(isa, engine => order(engine))
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         let _ = isa;
         None
@@ -164,7 +188,7 @@ fn multiply<T: HighPrecision>(
 }
 
 /// Multiplies in tiles, if there are any for this processor and these scales.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn tiled<T: HighPrecision>(
     isa: Isa,
     a: &Side<'_>,
@@ -177,7 +201,7 @@ fn tiled<T: HighPrecision>(
 }
 
 /// No tiles for this processor.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn tiled<T>(
     _: Isa,
     _: &Side<'_>,

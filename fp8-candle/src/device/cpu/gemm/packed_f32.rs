@@ -5,11 +5,16 @@
 //! power of two until they are stored. This is exact: products are multiples of 2^-146, which subnormal numbers of f32 hold, and
 //! sums long enough to be rounded are normal numbers.
 
+use super::prefetch;
 use fp8_core::Format;
 
 /// How codes become values in registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
+    #[cfg_attr(
+        target_arch = "aarch64",
+        allow(dead_code, reason = "only x86-64 takes this route")
+    )]
     /// As f16, which the processor converts. An E4M3 code gives 2^-8 of its value, an E5M2 code its value.
     Half,
     /// As the upper half of an f32, which is less work. Subnormal codes become subnormal numbers, which processors of Intel
@@ -46,6 +51,7 @@ pub(super) const CHECKED_ROWS: usize = 4;
 /// rows there must be none. And `none_reaches(codes, bound)`: whether twice the magnitudes of all codes stay below the bound.
 ///
 /// `a`: one tile of a slice, packed as A, from the first index of the sum on. Panels begin at that index and have its length.
+#[cfg(target_arch = "x86_64")]
 macro_rules! packed_tile {
     (
         $features:literal, $panel:expr, $codes:ident;
@@ -148,6 +154,7 @@ macro_rules! packed_tile {
         }
     };
 }
+#[cfg(target_arch = "x86_64")]
 pub(super) use packed_tile;
 
 /// How far ahead tiles of few rows prefetch.
@@ -156,9 +163,7 @@ pub(super) const AHEAD: usize = 1024;
 /// Prefetches the codes that lie `ahead` bytes after these. A panel comes from memory in one stream.
 #[inline(always)]
 pub(super) fn prefetch(codes: &[u8], ahead: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: every x86-64 processor has the instruction, which reads nothing and cannot fail.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(codes.as_ptr().wrapping_add(ahead).cast()) };
+    prefetch::near(codes.as_ptr().wrapping_add(ahead));
 }
 
 /// Calls `tile_of` for the first pattern that has these numbers of rows and panels.

@@ -1,9 +1,11 @@
 //! Results written straight from the registers of a tile: scaled, rounded, with the bias.
 
+#[cfg(target_arch = "x86_64")]
 use super::layout::PANEL;
 use super::scales::Scales;
 use crate::base::parallel::shared::Shared;
 use half::bf16;
+#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
@@ -33,6 +35,7 @@ pub(super) struct Block<'a> {
 }
 
 /// The first `len` of 32 lanes, in two vectors.
+#[cfg(target_arch = "x86_64")]
 fn masks(len: usize) -> [__mmask16; 2] {
     let mask = match len {
         PANEL.. => u32::MAX,
@@ -53,6 +56,7 @@ impl<'a> Results<'a> {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a> Block<'a> {
     /// The block `rows` rows below and `cols` columns after this one.
     pub(super) fn at(self, rows: usize, cols: usize) -> Self {
@@ -161,6 +165,7 @@ impl<'a> Block<'a> {
 }
 
 /// The bits of the nearest bf16. The instruction for this would flush subnormals to zero.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn rounded(values: __m512) -> __m512i {

@@ -1,13 +1,13 @@
 //! Every GEMM, on every instruction set of the machine, against f64 sums of the values of the codes.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod packed;
 #[cfg(target_arch = "x86_64")]
 mod packing;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod packing_f32;
 
-use super::layout::{self, PANEL, ROWS, SLICE, pack_codes};
+use super::layout::{SLICE, pack_codes};
 use super::side::{Codes, Side};
 use super::{multiply, packed_order};
 use fp8_core::Contraction::{self, Cols, Rows};

@@ -2,9 +2,13 @@
 
 use super::super::engine_f32::Tiles;
 use super::super::kernel::Sums;
+#[cfg(target_arch = "x86_64")]
 use super::super::packed_avx2;
 use super::super::packed_f32::{CHECKED_ROWS, Route, panels_at_once};
+#[cfg(target_arch = "x86_64")]
 use super::super::tile_f32::{Avx2, Avx512};
+#[cfg(target_arch = "aarch64")]
+use super::super::tile_neon::Neon;
 use super::*;
 
 /// A way to multiply a tile.
@@ -16,6 +20,22 @@ struct Way {
 
 type Multiply = fn(Format, usize, &[f32], &[&[u8]], &mut Sums<'_>, bool) -> bool;
 
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn tiles_of_packed_codes_equal_scalar_sums() {
+    assert!(Isa::available().any(|isa| isa.level() == Neon::LEVEL));
+    check::<Neon>(&Way {
+        route: Route::Shift,
+        // SAFETY: this processor has NEON.
+        decodes: |format, codes| unsafe { Neon::decodes(format, codes) },
+        // SAFETY: as above.
+        multiply: |format, rows, a, codes, sums, add| unsafe {
+            Neon::multiply_packed(format, rows, a, codes, sums, add)
+        },
+    });
+}
+
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn tiles_of_packed_codes_equal_scalar_sums() {
     let has = |level| Isa::available().any(|isa| isa.level() == level);

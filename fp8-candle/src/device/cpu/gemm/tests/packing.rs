@@ -1,5 +1,6 @@
 //! Packed panels against their definition.
 
+use super::super::layout::{self, PANEL, ROWS};
 use super::*;
 
 /// The vector packings equal the scalar ones of `layout.rs`.
@@ -7,7 +8,7 @@ use super::*;
 fn packing_equals_its_definition() {
     use super::super::engine_bf16::Bf16Engine;
     use super::super::kernel::{Engine, Matrix};
-    use super::layout::Order;
+    use super::super::layout::Order;
     use crate::base::parallel::shared::Shared;
 
     for isa in Isa::available() {

@@ -3,7 +3,10 @@
 use super::super::engine_f32::{self, F32Engine, Tiles, height};
 use super::super::kernel::{Engine, Matrix};
 use super::super::layout::{self, DEPTH, ROWS, ROWS_STEP, SLICE};
+#[cfg(target_arch = "x86_64")]
 use super::super::tile_f32::{Avx2, Avx512};
+#[cfg(target_arch = "aarch64")]
+use super::super::tile_neon::Neon;
 use super::*;
 use crate::base::parallel::shared::Shared;
 
@@ -17,8 +20,13 @@ fn same(left: f32, right: f32) -> bool {
 
 #[test]
 fn packing_equals_its_definition() {
-    check::<Avx2>();
-    check::<Avx512>();
+    #[cfg(target_arch = "x86_64")]
+    {
+        check::<Avx2>();
+        check::<Avx512>();
+    }
+    #[cfg(target_arch = "aarch64")]
+    check::<Neon>();
 }
 
 fn check<T: Tiles>() {

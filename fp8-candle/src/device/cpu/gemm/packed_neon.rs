@@ -1,0 +1,217 @@
+//! [`packed_f32`](super::packed_f32) with NEON, by shifts to the upper half of f32.
+//!
+//! This has been run under an emulator only, and its speed is unmeasured.
+
+use super::kernel::Sums;
+use super::layout::NARROW_PANEL;
+use super::packed_f32::{AHEAD, CHECKED_ROWS, Route, factor, packed_tiles, prefetch, special};
+use fp8_core::Format;
+use std::arch::aarch64::*;
+
+/// The most rows of a tile: 24 sums leave registers for four vectors of values and some of A.
+pub(super) const ROWS: usize = 6;
+
+/// Elements of a vector.
+pub(super) const WIDTH: usize = 4;
+
+/// Vectors of a row of a panel.
+pub(super) const VECTORS: usize = NARROW_PANEL / WIDTH;
+
+/// A pair of sum indices of a panel.
+type Pair = [u8; 2 * NARROW_PANEL];
+
+/// Whether [`multiply`] can decode all of these codes: E4M3 or E5M2, none of them special.
+#[target_feature(enable = "neon")]
+pub(super) fn decodes(format: Format, codes: &[u8]) -> bool {
+    match format {
+        Format::E4M3 | Format::E5M2 => {
+            special(format, Route::Shift).is_none_or(|bound| none_reaches(codes, bound))
+        }
+        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
+    }
+}
+
+/// Computes the sums of `rows` rows by the panels `codes`, as many as
+/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them. Of up to [`CHECKED_ROWS`] rows it returns
+/// false, without having changed a sum, unless it [`decodes`] the codes; for more rows it must.
+#[target_feature(enable = "neon")]
+pub(super) fn multiply(
+    format: Format,
+    rows: usize,
+    a: &[f32],
+    codes: &[&[u8]],
+    sums: &mut Sums<'_>,
+    accumulate: bool,
+) -> bool {
+    packed_tiles!(rows, codes, (format, a, sums, accumulate), 1: 1, 1: 2, 1: 3, 1: 4, 2: 1, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1,)
+}
+
+/// [`tile`] for these numbers of rows and panels.
+#[target_feature(enable = "neon")]
+fn tile_of<const R: usize, const P: usize>(
+    format: Format,
+    a: &[f32],
+    codes: [&[u8]; P],
+    sums: &mut Sums<'_>,
+    accumulate: bool,
+) -> bool {
+    match format {
+        Format::E4M3 => tile::<R, P, false>(a, codes, sums, accumulate),
+        Format::E5M2 => tile::<R, P, true>(a, codes, sums, accumulate),
+        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
+    }
+}
+
+/// `R` rows by `P` neighbouring panels. `a`: one tile of a slice, packed as A, from the first index of the sum on. Panels begin
+/// at that index and have its length.
+#[target_feature(enable = "neon")]
+fn tile<const R: usize, const P: usize, const E5M2: bool>(
+    a: &[f32],
+    codes: [&[u8]; P],
+    sums: &mut Sums<'_>,
+    accumulate: bool,
+) -> bool {
+    let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
+    let factor = factor(format, Route::Shift);
+    let (a, _) = a.as_chunks::<R>();
+    let (a, _) = a.as_chunks::<2>();
+    let codes = codes.map(pairs_of);
+    let pairs = codes[0].len();
+    assert!(a.len() >= pairs && codes.iter().all(|codes| codes.len() == pairs));
+    assert!(sums.values.len() >= (R - 1) * sums.stride + P * NARROW_PANEL);
+    let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
+    let place = |row, panel, index| row * stride + panel * NARROW_PANEL + index * WIDTH;
+    let mut tile = [[[vdupq_n_f32(0.); VECTORS]; P]; R];
+    if accumulate {
+        for (row, tile) in tile.iter_mut().enumerate() {
+            for (panel, tile) in tile.iter_mut().enumerate() {
+                for (index, sum) in tile.iter_mut().enumerate() {
+                    // SAFETY: R rows of P panels were checked above.
+                    let kept = unsafe { vld1q_f32(sums.add(place(row, panel, index))) };
+                    *sum = vmulq_n_f32(kept, factor);
+                }
+            }
+        }
+    }
+    // The codes of taller tiles have been read already: what comes next is the next slice.
+    let ahead = if R <= CHECKED_ROWS {
+        AHEAD
+    } else {
+        pairs * 2 * NARROW_PANEL
+    };
+    let mut greatest = vdupq_n_u8(0);
+    for pair in 0..pairs {
+        for (panel, codes) in codes.iter().enumerate() {
+            // SAFETY: all panels have this many pairs, as checked above.
+            let codes = unsafe { codes.get_unchecked(pair) };
+            prefetch(codes, ahead);
+            let codes = load(codes);
+            if R <= CHECKED_ROWS {
+                greatest = vmaxq_u8(greatest, greater_doubled(codes));
+            }
+            // SAFETY: A has this many pairs, as checked above.
+            let [even, odd] = unsafe { a.get_unchecked(pair) };
+            for (a, values) in [
+                (even, even_values::<E5M2>(codes)),
+                (odd, odd_values::<E5M2>(codes)),
+            ] {
+                for (&a, tile) in a.iter().zip(&mut tile) {
+                    for (sum, &value) in tile[panel].iter_mut().zip(&values) {
+                        *sum = vfmaq_n_f32(*sum, value, a);
+                    }
+                }
+            }
+        }
+    }
+    if let (true, Some(special)) = (R <= CHECKED_ROWS, special(format, Route::Shift))
+        && vmaxvq_u8(greatest) >= special
+    {
+        return false;
+    }
+    for (row, tile) in tile.iter().enumerate() {
+        for (panel, tile) in tile.iter().enumerate() {
+            for (index, &sum) in tile.iter().enumerate() {
+                // SAFETY: as for the load.
+                unsafe {
+                    vst1q_f32(
+                        sums.add(place(row, panel, index)),
+                        vmulq_n_f32(sum, 1. / factor),
+                    )
+                };
+            }
+        }
+    }
+    true
+}
+
+/// Packed codes of a panel, pair by pair.
+fn pairs_of(codes: &[u8]) -> &[Pair] {
+    let (pairs, rest) = codes.as_chunks();
+    assert!(rest.is_empty(), "panels are whole pairs");
+    pairs
+}
+
+/// Whether twice the magnitudes of all codes stay below the bound.
+#[target_feature(enable = "neon")]
+fn none_reaches(codes: &[u8], bound: u8) -> bool {
+    let mut greatest = vdupq_n_u8(0);
+    for pair in pairs_of(codes) {
+        greatest = vmaxq_u8(greatest, greater_doubled(load(pair)));
+    }
+    vmaxvq_u8(greatest) < bound
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load(codes: &Pair) -> [uint8x16_t; 2] {
+    // SAFETY: 32 bytes.
+    unsafe { [vld1q_u8(codes.as_ptr()), vld1q_u8(codes.as_ptr().add(16))] }
+}
+
+/// Twice the greater magnitude in each lane of two vectors.
+#[inline]
+#[target_feature(enable = "neon")]
+fn greater_doubled([left, right]: [uint8x16_t; 2]) -> uint8x16_t {
+    vmaxq_u8(vshlq_n_u8::<1>(left), vshlq_n_u8::<1>(right))
+}
+
+/// The values of the even sum index, columns in order.
+#[inline]
+#[target_feature(enable = "neon")]
+fn even_values<const E5M2: bool>([left, right]: [uint8x16_t; 2]) -> [float32x4_t; VECTORS] {
+    // The even code where the odd one is.
+    let [left, right] = [vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)];
+    upper_bytes::<E5M2>([vshlq_n_u16::<8>(left), vshlq_n_u16::<8>(right)])
+}
+
+/// The values of the odd sum index, columns in order.
+#[inline]
+#[target_feature(enable = "neon")]
+fn odd_values<const E5M2: bool>([left, right]: [uint8x16_t; 2]) -> [float32x4_t; VECTORS] {
+    upper_bytes::<E5M2>([vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)])
+}
+
+/// The values of the upper byte of each lane.
+#[inline]
+#[target_feature(enable = "neon")]
+fn upper_bytes<const E5M2: bool>([left, right]: [uint16x8_t; 2]) -> [float32x4_t; VECTORS] {
+    let ([a, b], [c, d]) = (shifted::<E5M2>(left), shifted::<E5M2>(right));
+    [a, b, c, d]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn shifted<const E5M2: bool>(lanes: uint16x8_t) -> [float32x4_t; 2] {
+    let lanes = vreinterpretq_s16_u16(lanes);
+    // Shifts copy the sign into bits that belong to the exponent.
+    let halves = if E5M2 {
+        vandq_s16(vshrq_n_s16::<3>(lanes), vdupq_n_s16(0x8FE0u16 as i16))
+    } else {
+        vandq_s16(vshrq_n_s16::<4>(lanes), vdupq_n_s16(0x87F0u16 as i16))
+    };
+    let zero = vdupq_n_s16(0);
+    [
+        vreinterpretq_f32_s16(vzip1q_s16(zero, halves)),
+        vreinterpretq_f32_s16(vzip2q_s16(zero, halves)),
+    ]
+}

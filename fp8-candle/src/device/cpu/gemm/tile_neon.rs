@@ -1,0 +1,86 @@
+//! Tiles of sums with f32 multiply-adds of NEON: six rows by one panel of 16 columns, which is four vectors.
+//!
+//! They have been run under an emulator only, and their speed is unmeasured.
+
+use super::engine_f32::{Tiles, tiles};
+use super::kernel::Sums;
+use super::layout::{NARROW_PANEL, Order};
+use super::packed_neon::{self, VECTORS, WIDTH};
+use fp8_core::{Format, IsaLevel};
+use std::arch::aarch64::*;
+
+/// NEON.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Neon;
+
+// SAFETY: the level is NEON, which packing uses and the tiles do.
+unsafe impl Tiles for Neon {
+    const LEVEL: IsaLevel = IsaLevel::Neon;
+    const ORDER: Order = Order::NarrowColumns;
+    const ROWS: usize = packed_neon::ROWS;
+    const TASK_SIZE: (usize, usize) = (192, 16);
+
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+        // SAFETY: the caller guarantees this level.
+        unsafe { multiply(rows, a, b, sums, accumulate) }
+    }
+
+    unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
+        // SAFETY: the caller guarantees this level.
+        unsafe { packed_neon::decodes(format, codes) }
+    }
+
+    unsafe fn multiply_packed(
+        format: Format,
+        rows: usize,
+        a: &[f32],
+        codes: &[&[u8]],
+        sums: &mut Sums<'_>,
+        accumulate: bool,
+    ) -> bool {
+        // SAFETY: the caller guarantees this level.
+        unsafe { packed_neon::multiply(format, rows, a, codes, sums, accumulate) }
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    tiles!(rows, tile, (a, b, sums, accumulate), 1 2 3 4 5 6)
+}
+
+/// A tile of `R` rows.
+#[target_feature(enable = "neon")]
+fn tile<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    let (b, _) = b.as_chunks::<NARROW_PANEL>();
+    let (a, _) = a.as_chunks::<R>();
+    assert!(sums.values.len() >= (R - 1) * sums.stride + NARROW_PANEL);
+    assert!(a.len() >= b.len());
+    let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
+    let mut tile = [[vdupq_n_f32(0.); VECTORS]; R];
+    if accumulate {
+        for (row, tile) in tile.iter_mut().enumerate() {
+            for (index, sum) in tile.iter_mut().enumerate() {
+                // SAFETY: the rows of `sums` were checked above.
+                *sum = unsafe { vld1q_f32(sums.add(row * stride + index * WIDTH)) };
+            }
+        }
+    }
+    for (a, b) in a.iter().zip(b) {
+        let mut values = [vdupq_n_f32(0.); VECTORS];
+        for (index, value) in values.iter_mut().enumerate() {
+            // SAFETY: a row of `b` is four vectors.
+            *value = unsafe { vld1q_f32(b.as_ptr().add(index * WIDTH)) };
+        }
+        for (&a, tile) in a.iter().zip(&mut tile) {
+            for (sum, &value) in tile.iter_mut().zip(&values) {
+                *sum = vfmaq_n_f32(*sum, value, a);
+            }
+        }
+    }
+    for (row, tile) in tile.iter().enumerate() {
+        for (index, &sum) in tile.iter().enumerate() {
+            // SAFETY: as for the load.
+            unsafe { vst1q_f32(sums.add(row * stride + index * WIDTH), sum) };
+        }
+    }
+}
