@@ -1,4 +1,4 @@
-//! The engine of processors without bf16 units: f32 multiply-adds of AVX-512 or AVX2.
+//! The engine of processors without bf16 units: f32 multiply-adds of AVX-512, AVX2 or NEON.
 //!
 //! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// How the vectors of one instruction set multiply.
 ///
 /// # Safety
-/// The level must have AVX2, FMA and F16C, which packing uses, and the instructions of its tiles.
+/// The level must have what packing uses (AVX2, FMA and F16C; NEON), and the instructions of its tiles.
 pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// The level that multiplies this way.
     const LEVEL: IsaLevel;

@@ -50,6 +50,8 @@ mod product;
     allow(dead_code, reason = "only tiles of bf16 write results")
 )]
 mod results;
+#[cfg(target_arch = "aarch64")]
+mod row_neon;
 #[cfg(target_arch = "x86_64")]
 mod tile_amx;
 #[cfg(target_arch = "x86_64")]

@@ -5,17 +5,12 @@
 use super::kernel::Sums;
 use super::layout::NARROW_PANEL;
 use super::packed_f32::{AHEAD, CHECKED_ROWS, Route, factor, packed_tiles, prefetch, special};
+use super::row_neon::{self, Row};
 use fp8_core::Format;
 use std::arch::aarch64::*;
 
 /// The most rows of a tile: 24 sums leave registers for four vectors of values and some of A.
 pub(super) const ROWS: usize = 6;
-
-/// Elements of a vector.
-pub(super) const WIDTH: usize = 4;
-
-/// Vectors of a row of a panel.
-pub(super) const VECTORS: usize = NARROW_PANEL / WIDTH;
 
 /// A pair of sum indices of a panel.
 type Pair = [u8; 2 * NARROW_PANEL];
@@ -80,16 +75,14 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
     assert!(a.len() >= pairs && codes.iter().all(|codes| codes.len() == pairs));
     assert!(sums.values.len() >= (R - 1) * sums.stride + P * NARROW_PANEL);
     let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
-    let place = |row, panel, index| row * stride + panel * NARROW_PANEL + index * WIDTH;
-    let mut tile = [[[vdupq_n_f32(0.); VECTORS]; P]; R];
+    // SAFETY: this function has NEON.
+    let mut tile = [[unsafe { row_neon::zeros() }; P]; R];
     if accumulate {
         for (row, tile) in tile.iter_mut().enumerate() {
             for (panel, tile) in tile.iter_mut().enumerate() {
-                for (index, sum) in tile.iter_mut().enumerate() {
-                    // SAFETY: R rows of P panels were checked above.
-                    let kept = unsafe { vld1q_f32(sums.add(place(row, panel, index))) };
-                    *sum = vmulq_n_f32(kept, factor);
-                }
+                let from = sums.wrapping_add(row * stride + panel * NARROW_PANEL);
+                // SAFETY: R rows of P panels were checked above.
+                *tile = unsafe { row_neon::multiply(row_neon::load(from), factor) };
             }
         }
     }
@@ -111,14 +104,15 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
             }
             // SAFETY: A has this many pairs, as checked above.
             let [even, odd] = unsafe { a.get_unchecked(pair) };
-            for (a, values) in [
-                (even, even_values::<E5M2>(codes)),
-                (odd, odd_values::<E5M2>(codes)),
-            ] {
-                for (&a, tile) in a.iter().zip(&mut tile) {
-                    for (sum, &value) in tile[panel].iter_mut().zip(&values) {
-                        *sum = vfmaq_n_f32(*sum, value, a);
-                    }
+            // SAFETY: this function has NEON.
+            unsafe {
+                let values = even_values::<E5M2>(codes);
+                for (&a, tile) in even.iter().zip(&mut tile) {
+                    tile[panel] = row_neon::multiply_add(tile[panel], values, a);
+                }
+                let values = odd_values::<E5M2>(codes);
+                for (&a, tile) in odd.iter().zip(&mut tile) {
+                    tile[panel] = row_neon::multiply_add(tile[panel], values, a);
                 }
             }
         }
@@ -129,16 +123,10 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
         return false;
     }
     for (row, tile) in tile.iter().enumerate() {
-        for (panel, tile) in tile.iter().enumerate() {
-            for (index, &sum) in tile.iter().enumerate() {
-                // SAFETY: as for the load.
-                unsafe {
-                    vst1q_f32(
-                        sums.add(place(row, panel, index)),
-                        vmulq_n_f32(sum, 1. / factor),
-                    )
-                };
-            }
+        for (panel, &tile) in tile.iter().enumerate() {
+            let to = sums.wrapping_add(row * stride + panel * NARROW_PANEL);
+            // SAFETY: as for the load.
+            unsafe { row_neon::store(row_neon::multiply(tile, 1. / factor), to) };
         }
     }
     true
@@ -176,42 +164,52 @@ fn greater_doubled([left, right]: [uint8x16_t; 2]) -> uint8x16_t {
 }
 
 /// The values of the even sum index, columns in order.
-#[inline]
-#[target_feature(enable = "neon")]
-fn even_values<const E5M2: bool>([left, right]: [uint8x16_t; 2]) -> [float32x4_t; VECTORS] {
-    // The even code where the odd one is.
-    let [left, right] = [vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)];
-    upper_bytes::<E5M2>([vshlq_n_u16::<8>(left), vshlq_n_u16::<8>(right)])
+///
+/// # Safety
+/// The processor must have NEON.
+#[inline(always)]
+unsafe fn even_values<const E5M2: bool>([left, right]: [uint8x16_t; 2]) -> Row {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        // The even code where the odd one is.
+        let left = vshlq_n_u16::<8>(vreinterpretq_u16_u8(left));
+        let right = vshlq_n_u16::<8>(vreinterpretq_u16_u8(right));
+        odd_values::<E5M2>([vreinterpretq_u8_u16(left), vreinterpretq_u8_u16(right)])
+    }
 }
 
 /// The values of the odd sum index, columns in order.
-#[inline]
-#[target_feature(enable = "neon")]
-fn odd_values<const E5M2: bool>([left, right]: [uint8x16_t; 2]) -> [float32x4_t; VECTORS] {
-    upper_bytes::<E5M2>([vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)])
+///
+/// # Safety
+/// The processor must have NEON.
+#[inline(always)]
+unsafe fn odd_values<const E5M2: bool>([left, right]: [uint8x16_t; 2]) -> Row {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        let ([a, b], [c, d]) = (shifted::<E5M2>(left), shifted::<E5M2>(right));
+        [a, b, c, d]
+    }
 }
 
-/// The values of the upper byte of each lane.
-#[inline]
-#[target_feature(enable = "neon")]
-fn upper_bytes<const E5M2: bool>([left, right]: [uint16x8_t; 2]) -> [float32x4_t; VECTORS] {
-    let ([a, b], [c, d]) = (shifted::<E5M2>(left), shifted::<E5M2>(right));
-    [a, b, c, d]
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn shifted<const E5M2: bool>(lanes: uint16x8_t) -> [float32x4_t; 2] {
-    let lanes = vreinterpretq_s16_u16(lanes);
-    // Shifts copy the sign into bits that belong to the exponent.
-    let halves = if E5M2 {
-        vandq_s16(vshrq_n_s16::<3>(lanes), vdupq_n_s16(0x8FE0u16 as i16))
-    } else {
-        vandq_s16(vshrq_n_s16::<4>(lanes), vdupq_n_s16(0x87F0u16 as i16))
-    };
-    let zero = vdupq_n_s16(0);
-    [
-        vreinterpretq_f32_s16(vzip1q_s16(zero, halves)),
-        vreinterpretq_f32_s16(vzip2q_s16(zero, halves)),
-    ]
+/// The values of the upper bytes of 16-bit lanes.
+///
+/// # Safety
+/// The processor must have NEON.
+#[inline(always)]
+unsafe fn shifted<const E5M2: bool>(lanes: uint8x16_t) -> [float32x4_t; 2] {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        let lanes = vreinterpretq_s16_u8(lanes);
+        // Shifts copy the sign into bits that belong to the exponent.
+        let halves = if E5M2 {
+            vandq_s16(vshrq_n_s16::<3>(lanes), vdupq_n_s16(0x8FE0u16 as i16))
+        } else {
+            vandq_s16(vshrq_n_s16::<4>(lanes), vdupq_n_s16(0x87F0u16 as i16))
+        };
+        let zero = vdupq_n_s16(0);
+        [
+            vreinterpretq_f32_s16(vzip1q_s16(zero, halves)),
+            vreinterpretq_f32_s16(vzip2q_s16(zero, halves)),
+        ]
+    }
 }

@@ -5,9 +5,9 @@
 use super::engine_f32::{Tiles, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order};
-use super::packed_neon::{self, VECTORS, WIDTH};
+use super::packed_neon;
+use super::row_neon;
 use fp8_core::{Format, IsaLevel};
-use std::arch::aarch64::*;
 
 /// NEON.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,31 +56,22 @@ fn tile<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) 
     assert!(sums.values.len() >= (R - 1) * sums.stride + NARROW_PANEL);
     assert!(a.len() >= b.len());
     let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
-    let mut tile = [[vdupq_n_f32(0.); VECTORS]; R];
-    if accumulate {
-        for (row, tile) in tile.iter_mut().enumerate() {
-            for (index, sum) in tile.iter_mut().enumerate() {
-                // SAFETY: the rows of `sums` were checked above.
-                *sum = unsafe { vld1q_f32(sums.add(row * stride + index * WIDTH)) };
+    // SAFETY: this function has NEON, the rows of `sums` were checked above, and a row of `b` has sixteen numbers.
+    unsafe {
+        let mut tile = [row_neon::zeros(); R];
+        if accumulate {
+            for (row, tile) in tile.iter_mut().enumerate() {
+                *tile = row_neon::load(sums.add(row * stride));
             }
         }
-    }
-    for (a, b) in a.iter().zip(b) {
-        let mut values = [vdupq_n_f32(0.); VECTORS];
-        for (index, value) in values.iter_mut().enumerate() {
-            // SAFETY: a row of `b` is four vectors.
-            *value = unsafe { vld1q_f32(b.as_ptr().add(index * WIDTH)) };
-        }
-        for (&a, tile) in a.iter().zip(&mut tile) {
-            for (sum, &value) in tile.iter_mut().zip(&values) {
-                *sum = vfmaq_n_f32(*sum, value, a);
+        for (a, b) in a.iter().zip(b) {
+            let values = row_neon::load(b.as_ptr());
+            for (&a, tile) in a.iter().zip(&mut tile) {
+                *tile = row_neon::multiply_add(*tile, values, a);
             }
         }
-    }
-    for (row, tile) in tile.iter().enumerate() {
-        for (index, &sum) in tile.iter().enumerate() {
-            // SAFETY: as for the load.
-            unsafe { vst1q_f32(sums.add(row * stride + index * WIDTH), sum) };
+        for (row, &tile) in tile.iter().enumerate() {
+            row_neon::store(tile, sums.add(row * stride));
         }
     }
 }
