@@ -45,6 +45,7 @@ fn run<Out>(isa: Isa, kernel: impl FnOnce() -> Out) -> Out {
         // SAFETY: an `Isa` of these levels exists only where these features were found.
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 | IsaLevel::Avx512Bf16 | IsaLevel::Amx => unsafe { avx512(kernel) },
+        // Portable code, for which the compiler uses what the target has: NEON on aarch64.
         _ => kernel(),
     }
 }

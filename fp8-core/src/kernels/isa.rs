@@ -23,7 +23,8 @@ pub enum IsaLevel {
     /// Tiles of bf16 products summed in f32 (AMX).
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// NEON by hand. Every processor of this architecture has it, so the portable code may use it too.
+    /// NEON by hand. Every processor of this architecture has it, so the compiler uses it for portable code too. Has been run
+    /// under an emulator only; its speed is unmeasured.
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
@@ -265,6 +266,13 @@ mod tests {
             assert!(matches!(&error, IsaError::Unavailable { level: l, .. } if l == level));
             assert!(error.to_string().ends_with(&present), "{error}");
         }
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    fn every_aarch64_has_neon() {
+        let names: Vec<&str> = Isa::available().map(|isa| isa.level().name()).collect();
+        assert_eq!(names, ["portable", "neon"]);
     }
 
     #[test]

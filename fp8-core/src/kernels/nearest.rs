@@ -37,11 +37,7 @@ impl Nearest {
 
 /// The code of one product. Without `SIGNED`, the scale has no sign bit, and each value keeps its sign, NaN included.
 #[inline(always)]
-pub(super) fn code<T: HighPrecision, const SIGNED: bool>(
-    narrowing: Narrowing,
-    x: T,
-    quant_scale: f32,
-) -> u8 {
+fn code<T: HighPrecision, const SIGNED: bool>(narrowing: Narrowing, x: T, quant_scale: f32) -> u8 {
     let x = x.to_f32();
     let (bits, sign) = if SIGNED {
         let bits = scaled_bits(x, quant_scale);

@@ -5,11 +5,11 @@ use std::arch::aarch64::*;
 use super::{Block, INFINITY, Isa, LANES, VECTORS, greatest, is_in, load, padded, to_array};
 use crate::{
     HighPrecision,
+    cast::scaled_bits,
     kernels::{
         Layout,
         amax::{LaneMax, lane_max, max_bits},
         narrowing::Narrowing,
-        nearest::code,
     },
 };
 
@@ -132,7 +132,8 @@ fn one_by_one<T: HighPrecision>(
     dst: &mut [u8; LANES],
 ) {
     for i in 0..LANES {
-        dst[i] = code::<T, true>(narrowing, src[i], scales[i]);
+        let bits = scaled_bits(src[i].to_f32(), scales[i]);
+        dst[i] = narrowing.round(bits, bits >> 24 & 0x80) as u8;
     }
 }
 

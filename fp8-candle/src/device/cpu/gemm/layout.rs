@@ -17,7 +17,7 @@ use crate::base::parallel::tasks;
 /// Columns of a panel of B: two vectors of 16 f32 sums.
 pub(super) const PANEL: usize = 32;
 
-/// Columns of a panel of B: two vectors of 8 f32 sums.
+/// Columns of a panel of B: two vectors of 8 f32 sums, or four of 4.
 pub(super) const NARROW_PANEL: usize = 16;
 
 /// Sums are padded to a multiple of this: the depth of an AMX tile.

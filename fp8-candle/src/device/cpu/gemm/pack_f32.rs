@@ -1,4 +1,5 @@
-//! Packing to f32: codes in the order of `layout.rs`, decoded by vectors of AVX2, which every level with kernels has.
+//! Packing to f32: codes in the order of `layout.rs`, decoded by vectors of AVX2, which every level of x86-64 with
+//! kernels has.
 //!
 //! E4M3 and E5M2 are read as f16: with its exponent and mantissa moved into place, an E5M2 code is the upper byte of its f16, and
 //! an E4M3 code is that of an f16 which is 2^8 times smaller. So the processor's conversion handles subnormals, and it is exact.

@@ -9,7 +9,7 @@ use super::row_neon::{self, Row};
 use fp8_core::Format;
 use std::arch::aarch64::*;
 
-/// The most rows of a tile: 24 sums leave registers for four vectors of values and some of A.
+/// The most rows of a tile: 24 sums leave eight registers for values and A.
 pub(super) const ROWS: usize = 6;
 
 /// A pair of sum indices of a panel.
