@@ -11,11 +11,11 @@ use fp8_core::Format;
 /// How codes become values in registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
+    /// As f16, which the processor converts. An E4M3 code gives 2^-8 of its value, an E5M2 code its value.
     #[cfg_attr(
         target_arch = "aarch64",
         allow(dead_code, reason = "only x86-64 takes this route")
     )]
-    /// As f16, which the processor converts. An E4M3 code gives 2^-8 of its value, an E5M2 code its value.
     Half,
     /// As the upper half of an f32, which is less work. Subnormal codes become subnormal numbers, which processors of Intel
     /// multiply in microcode.
