@@ -6,14 +6,14 @@ use crate::cast::{Cast, Overflow, Rounding};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Narrowing {
     /// How many more mantissa bits f32 has.
-    shift: u32,
+    pub(super) shift: u32,
     /// Bits of the smallest normal value of the target.
-    min_normal: u32,
+    pub(super) min_normal: u32,
     /// Bits of the magnitude at which values are clamped: anything larger has the same code.
-    cap: u32,
+    pub(super) cap: u32,
     nan_mag: u32,
     /// The sign bits that zero keeps.
-    zero_sign: u32,
+    pub(super) zero_sign: u32,
 }
 
 impl Narrowing {
