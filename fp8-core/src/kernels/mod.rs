@@ -1,5 +1,5 @@
 //! Vector code: branch-free loops, written once and compiled for each instruction set. The hot ones are also written by
-//! hand for AVX-512, nearest-even casts for AVX2 too.
+//! hand for AVX-512, nearest-even casts and decoding for AVX2 too.
 //!
 //! A body is a loop over chunks of fixed length. The `dispatch!` macro inlines it into functions with the target features of
 //! each instruction set, where the compiler vectorizes it. Every kernel equals the scalar definition in `cast.rs` and

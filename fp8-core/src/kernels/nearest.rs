@@ -63,7 +63,7 @@ pub(crate) fn encode<T: HighPrecision, const AMAX: bool>(
         return avx512::encode::run::<T, AMAX>(isa, &wide, random, src, layout, quant_scales, dst);
     }
     #[cfg(target_arch = "x86_64")]
-    if isa.level() == super::IsaLevel::Avx2 && T::KIND != Kind::F64 {
+    if super::avx2::is_in(isa) && T::KIND != Kind::F64 {
         // SAFETY: an `Isa` of this level exists only where avx2, fma and f16c were found.
         return unsafe { avx2::<T, AMAX>(nearest.narrowing, src, layout, quant_scales, dst) };
     }
@@ -80,7 +80,7 @@ fn avx2<T: HighPrecision, const AMAX: bool>(
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
-    let mut encoder = super::avx2::Encoder::new(narrowing);
+    let mut encoder = super::avx2::encode::Encoder::new(narrowing);
     let mut rest = LaneMax::<T>::default();
     match layout {
         Layout::Segments(len) => {
@@ -93,7 +93,7 @@ fn avx2<T: HighPrecision, const AMAX: bool>(
                 }
                 let (src_blocks, src_rest) = src.as_chunks::<LANES>();
                 let (dst_blocks, dst_rest) = dst.as_chunks_mut::<LANES>();
-                let scales = super::avx2::splat(quant_scale);
+                let scales = super::avx2::encode::splat(quant_scale);
                 for (src, dst) in src_blocks.iter().zip(dst_blocks) {
                     if !encoder.encode::<T, AMAX>(src, scales, dst) {
                         segment::<T, AMAX, false>(narrowing, src, quant_scale, dst, &mut rest);
@@ -109,7 +109,7 @@ fn avx2<T: HighPrecision, const AMAX: bool>(
             let (scale_blocks, scale_rest) = quant_scales.as_chunks::<LANES>();
             let mut max = 0;
             for ((src, dst), quant_scales) in src_blocks.iter().zip(dst_blocks).zip(scale_blocks) {
-                let done = super::avx2::unsigned(quant_scales)
+                let done = super::avx2::encode::unsigned(quant_scales)
                     .is_some_and(|scales| encoder.encode::<T, AMAX>(src, scales, dst));
                 if !done {
                     max = max.max(columns::<T, AMAX>(narrowing, src, quant_scales, dst));

@@ -1,12 +1,12 @@
-//! Nearest-even casts by hand for AVX2: 32 elements at a time, as four vectors of f32. Blocks with NaN are left to the
+//! Nearest-even casts, as four vectors of f32. Blocks with NaN are left to the
 //! portable code.
 
 use std::arch::x86_64::*;
 
-use super::{LANES, narrowing::Narrowing};
 use crate::{
     HighPrecision,
     high_precision::sealed::{Kind, Sealed},
+    kernels::{LANES, narrowing::Narrowing},
 };
 
 const VECTORS: usize = LANES / 8;
@@ -16,7 +16,7 @@ type Block<V> = [V; VECTORS];
 
 /// A nearest-even cast as vectors.
 #[derive(Clone, Copy)]
-pub(super) struct Encoder {
+pub(in super::super) struct Encoder {
     shift: __m128i,
     /// `shift` as a difference of exponents.
     exponents: __m256i,
@@ -31,7 +31,7 @@ pub(super) struct Encoder {
 impl Encoder {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn new(narrowing: Narrowing) -> Self {
+    pub(in super::super) fn new(narrowing: Narrowing) -> Self {
         let Narrowing {
             shift,
             min_normal,
@@ -54,7 +54,7 @@ impl Encoder {
     /// false, with nothing done, if a product is NaN.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn encode<T: HighPrecision, const AMAX: bool>(
+    pub(in super::super) fn encode<T: HighPrecision, const AMAX: bool>(
         &mut self,
         src: &[T; LANES],
         quant_scales: Block<__m256>,
@@ -119,7 +119,7 @@ impl Encoder {
     /// The bits of the largest magnitude.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn max_bits(&self) -> u32 {
+    pub(in super::super) fn max_bits(&self) -> u32 {
         let mut words = [0u32; 8];
         // SAFETY: eight words.
         unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), self.max) };
@@ -130,14 +130,14 @@ impl Encoder {
 /// One scale for a block.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn splat(quant_scale: f32) -> Block<__m256> {
+pub(in super::super) fn splat(quant_scale: f32) -> Block<__m256> {
     [_mm256_set1_ps(quant_scale); VECTORS]
 }
 
 /// A scale for each element; None if one has a sign bit.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn unsigned(quant_scales: &[f32; LANES]) -> Option<Block<__m256>> {
+pub(in super::super) fn unsigned(quant_scales: &[f32; LANES]) -> Option<Block<__m256>> {
     let bits = load(quant_scales);
     let signs = _mm256_or_si256(
         _mm256_or_si256(bits[0], bits[1]),
