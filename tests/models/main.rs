@@ -3,6 +3,7 @@
 mod batches;
 mod defaults;
 mod gguf;
+mod goldens;
 mod real;
 mod streams;
 mod tokenizers;
