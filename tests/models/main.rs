@@ -6,6 +6,7 @@ mod gguf;
 mod goldens;
 mod real;
 mod streams;
+mod threads;
 mod tokenizers;
 mod toy;
 mod unequal;
