@@ -6,6 +6,8 @@ use super::{
     avx2,
     avx512::{self, decode::Wide},
 };
+#[cfg(target_arch = "x86_64")]
+use crate::high_precision::sealed::Kind;
 use crate::{Format, high_precision::HighPrecision};
 
 /// The decoding of one format.
@@ -95,6 +97,12 @@ fn narrow_avx2<T: HighPrecision, const E5M2: bool>(
         let (code_blocks, code_rest) = codes.as_chunks::<LANES>();
         let (dst_blocks, dst_rest) = dst.as_chunks_mut::<LANES>();
         for (codes, dst) in code_blocks.iter().zip(dst_blocks) {
+            if T::KIND == Kind::F32 {
+                // SAFETY: the kind says that T is f32.
+                let dst = unsafe { &mut *std::ptr::from_mut(dst).cast::<[f32; LANES]>() };
+                avx2::decode::block::<E5M2>(codes, dequant_scale, dst);
+                continue;
+            }
             let mut values = [0.; LANES];
             avx2::decode::block::<E5M2>(codes, dequant_scale, &mut values);
             for (dst, value) in dst.iter_mut().zip(values) {
