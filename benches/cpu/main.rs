@@ -8,6 +8,9 @@ mod args;
 mod candle_sources;
 mod casts;
 mod checkpoint;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/choice.rs"]
+mod choice;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/clock.rs"]
 mod clock;

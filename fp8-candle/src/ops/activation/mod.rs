@@ -8,8 +8,8 @@ mod tests;
 pub(crate) use scaled::{scaled_curve, scaled_slope};
 
 use super::fused;
-use crate::base::check::{check_float, check_like, last_dim};
 use crate::base::activation::Activation;
+use crate::base::check::{check_float, check_like, last_dim};
 use crate::base::data::made::Made;
 use crate::base::error::{Result, shape_error};
 use crate::base::profile::{Kind, enter};
