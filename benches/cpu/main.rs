@@ -4,6 +4,7 @@
 //! because candle and rayon fix their numbers of threads, and `fp8-core` its instruction set, once per process.
 
 mod args;
+mod auto;
 #[path = "../../examples/shared/candle_sources.rs"]
 mod candle_sources;
 mod casts;
@@ -78,6 +79,7 @@ fn main() -> Result<()> {
             skinny::run(&session)?;
             skinny::run_from_memory(&session)?;
             conv::run(&session)?;
+            auto::run(&session)?;
             casts::run(&session)
         }
         Group::Gemms => {

@@ -1,30 +1,32 @@
 //! Which layers a run trains in FP8.
 
+use crate::gpt::Gpt;
 use anyhow::Result;
-use fp8::{Outcome, PrepareOptions, PrepareReport, Recipe};
+use fp8::{Outcome, PrepareOptions, PrepareReport, Recipe, prepare_fp8};
 
 /// The run that trains with `delayed` in the layers where FP8 is faster on this machine.
 pub const AUTO: &str = "auto";
 
-/// All layers, or for [`AUTO`] those that are faster in FP8 with `tokens` rows. `slow` are the others, if it has chosen before: a
-/// resumed run must not choose again.
-pub fn options(
+/// Prepares all layers, or for [`AUTO`] those that are faster in FP8 with `tokens` rows. `slow` are the others, if it has chosen
+/// before: a resumed run must not choose again.
+pub fn prepare(
     name: &str,
     recipe: &Recipe,
+    model: &Gpt,
     tokens: usize,
     slow: Option<&[String]>,
-) -> Result<PrepareOptions> {
-    if name != AUTO {
-        return Ok(PrepareOptions::default());
-    }
-    let Some(slow) = slow else {
-        return Ok(PrepareOptions::auto(recipe.clone(), tokens));
-    };
+) -> Result<PrepareReport> {
     let mut options = PrepareOptions::default();
-    for path in slow {
-        options = options.with_off(path)?;
+    match (name, slow) {
+        (AUTO, None) => options = PrepareOptions::auto(recipe.clone(), tokens),
+        (AUTO, Some(slow)) => {
+            for path in slow {
+                options = options.with_off(path)?;
+            }
+        }
+        _ => {}
     }
-    Ok(options)
+    Ok(prepare_fp8(model, &options)?)
 }
 
 /// The layers that stay in high precision.

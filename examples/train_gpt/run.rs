@@ -15,7 +15,7 @@ use fp8::fp8_core::{Contraction, Granularity};
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
 use fp8::{
     Autocast, CastStats, Fp8Layer, Fp8Module, PrepareReport, Recipe, RecipeName, StatsReport,
-    Visitor, fp8_autocast, prepare_fp8,
+    Visitor, fp8_autocast,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -120,15 +120,10 @@ impl Run {
             ("bf16", _) => Weights::plain(DType::BF16, &gpt, seed, config, device)?,
             _ => Weights::plain(DType::F32, &gpt, seed, config, device)?,
         };
-        let report = match &recipe {
-            None => None,
-            Some(recipe) => {
-                let tokens = settings.batch * settings.model.context;
-                let slow = settings.slow_layers.as_deref();
-                let options = choice::options(name, recipe, tokens, slow)?;
-                Some(prepare_fp8(&model, &options)?)
-            }
-        };
+        let tokens = settings.batch * settings.model.context;
+        let slow = settings.slow_layers.as_deref();
+        let prepare = |recipe| choice::prepare(name, recipe, &model, tokens, slow);
+        let report = recipe.as_ref().map(prepare).transpose()?;
         // A guard without FP8 layers would only warn.
         let recipe = recipe.filter(|_| report.as_ref().is_some_and(|r| r.converted() > 0));
         let warmup = (settings.steps / 10).clamp(1, 100);
