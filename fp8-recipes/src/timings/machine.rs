@@ -16,7 +16,11 @@ pub(super) fn machine(device: &Device) -> Result<String> {
         Device::Cpu => {
             let isa = Isa::from_env().map_err(candle_core::Error::wrap)?;
             let threads = rayon::current_num_threads();
-            format!("{}, {}, {threads} threads", processor(), isa.level().name())
+            // candle has a pool of its own, whose default is far slower for small layers than a number that is set.
+            let candle = std::env::var("CANDLE_NUM_THREADS");
+            let candle = candle.map_or(String::new(), |number| format!(" (candle {number})"));
+            let (processor, isa) = (processor(), isa.level().name());
+            format!("{processor}, {isa}, {threads} threads{candle}")
         }
         device => accelerator(device)?,
     };
