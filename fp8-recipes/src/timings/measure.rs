@@ -166,11 +166,10 @@ impl Race {
         self.fp8.warm_up(&self.device, budget)?;
         self.high_precision.warm_up(&self.device, budget)?;
         let mut rounds = vec![];
-        let goes_on = |rounds: &[(f64, f64)]| match rounds.len() {
-            ..LEAST_ROUNDS => true,
-            _ if began.elapsed() >= budget => false,
-            ..ROUNDS => true,
-            count => count < MOST_ROUNDS && !is_clear(rounds),
+        let goes_on = |rounds: &[(f64, f64)]| {
+            let (count, over) = (rounds.len(), began.elapsed() >= budget);
+            let clear = count >= ROUNDS && is_clear(rounds);
+            count < LEAST_ROUNDS || (count < MOST_ROUNDS && !over && !clear)
         };
         while goes_on(&rounds) {
             let sample = |contestant: &mut Contestant| {
