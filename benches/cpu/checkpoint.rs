@@ -132,7 +132,12 @@ impl Race<'_> {
                 .optional(),
             ),
         })?;
-        self.report(case, 2., None, times)
+        let bar = if self.session.has_f32_units() {
+            1.8
+        } else {
+            2.
+        };
+        self.report(case, bar, None, times)
     }
 
     fn decode(&self, case: String) -> Result<()> {

@@ -1,14 +1,14 @@
 //! The product of two FP8 matrices.
 
 use crate::inputs::{check, normal};
-use crate::rows::Work;
+use crate::rows::{Bars, Work};
 use crate::session::{Field, Session};
 use crate::timing::Contestant;
 use anyhow::Result;
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8::fp8_candle::device::{Backend, GemmOutput, backend};
 use fp8::fp8_candle::{Fp8Tensor, Quantizer};
-use fp8::fp8_core::{Contraction, Format, Granularity, Isa};
+use fp8::fp8_core::{Contraction, Format, Granularity};
 use std::hint::black_box;
 
 /// Cubes, E4M3 times E4M3.
@@ -24,10 +24,9 @@ pub fn run(session: &Session) -> Result<()> {
 
 /// The bar of a compute-bound product: `default` with bf16 units, a lower one with f32 units.
 pub fn bar(session: &Session, default: f64) -> f64 {
-    let level = session.forced.unwrap_or(Isa::best().level().name());
-    match level {
-        "avx2" | "avx512" => 0.95,
-        _ => default,
+    match session.has_f32_units() {
+        true => 0.95,
+        false => default,
     }
 }
 
@@ -67,9 +66,17 @@ fn cube(session: &Session, case: String, size: usize) -> Result<()> {
         }),
         q8_0: None,
     })?;
-    let bar = bar(session, if session.threads == 1 { 2. } else { 1.9 });
+    let one = session.threads == 1;
+    let bars = match session.has_f32_units() {
+        // Two threads are to be 1.8 times as fast as one.
+        true => Bars {
+            peak: Some(if one { 0.9 } else { 0.9 * 0.9 }),
+            ..Bars::default()
+        },
+        false => Some(if one { 2. } else { 1.9 }).into(),
+    };
     let work = Work::Flop(2. * (size as f64).powi(3));
-    session.report_ratio(case, Some(bar), times, work)
+    session.report_ratio(case, bars, times, work)
 }
 
 fn multiply(backend: &dyn Backend, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<Storage> {

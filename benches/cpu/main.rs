@@ -4,10 +4,14 @@
 //! because candle and rayon fix their numbers of threads, and `fp8-core` its instruction set, once per process.
 
 mod args;
+mod auto;
 #[path = "../../examples/shared/candle_sources.rs"]
 mod candle_sources;
 mod casts;
 mod checkpoint;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/choice.rs"]
+mod choice;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
@@ -75,6 +79,7 @@ fn main() -> Result<()> {
             skinny::run(&session)?;
             skinny::run_from_memory(&session)?;
             conv::run(&session)?;
+            auto::run(&session)?;
             casts::run(&session)
         }
         Group::Gemms => {

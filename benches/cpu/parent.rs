@@ -4,7 +4,7 @@ use crate::args::{Args, Group};
 use crate::inputs::last_level_cache;
 use crate::json::{check_target, write_json};
 use crate::peaks::Peaks;
-use crate::rows::{Measured, Row, print_header, print_row};
+use crate::rows::{Bars, Measured, Row, print_header, print_row};
 use anyhow::{Context, Result, ensure};
 use fp8::fp8_core::Isa;
 use std::io::{BufRead, BufReader};
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
                 .zip(row.ours_ms)
                 .and_then(|(work, ms)| peaks.fraction(work, ms, row.threads, isa));
             if isa == Some("avx512bf16") && !peaks.bf16_doubles_f32() {
-                row.bar = None;
+                row.bars = Bars::default();
             }
             print_row(&row);
             rows.push(row);
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn summarize(rows: &[Row], began: Instant) {
-    let asked = rows.iter().filter(|row| row.bar.is_some()).count();
+    let asked = rows.iter().filter(|row| row.has_bar()).count();
     let missed = rows.iter().filter(|row| row.misses()).count();
     println!(
         "\n{} rows, {} of {asked} bars reached, {:.0} s",

@@ -45,6 +45,29 @@ impl Metric {
     }
 }
 
+/// The least figures asked of a row; higher is better.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Bars {
+    /// Of the metric.
+    #[serde(rename = "bar")]
+    pub value: Option<f64>,
+    /// Of the fraction of the machine's peak.
+    #[serde(rename = "peak_bar")]
+    pub peak: Option<f64>,
+    /// Of the time of Q8_0 over ours.
+    #[serde(rename = "q8_0_bar")]
+    pub q8_0: Option<f64>,
+}
+
+impl From<Option<f64>> for Bars {
+    fn from(value: Option<f64>) -> Self {
+        Self {
+            value,
+            ..Self::default()
+        }
+    }
+}
+
 /// One case with one number of threads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
@@ -52,7 +75,8 @@ pub struct Row {
     pub threads: usize,
     pub metric: Metric,
     pub value: f64,
-    pub bar: Option<f64>,
+    #[serde(flatten)]
+    pub bars: Bars,
     pub ours_ms: Option<f64>,
     pub candle_f32_ms: Option<f64>,
     pub candle_bf16_ms: Option<f64>,
@@ -61,9 +85,38 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether the row misses its bar.
+    /// The row's figures and their bars, where there are both.
+    fn judged(&self) -> impl Iterator<Item = (f64, f64)> {
+        let q8_0 = self.q8_0_ms.zip(self.ours_ms);
+        let figures = [
+            (Some(self.value), self.bars.value),
+            (self.peak_fraction, self.bars.peak),
+            (q8_0.map(|(q8_0, ours)| q8_0 / ours), self.bars.q8_0),
+        ];
+        figures.into_iter().filter_map(|(got, bar)| got.zip(bar))
+    }
+
+    /// Whether anything is asked of the row.
+    pub fn has_bar(&self) -> bool {
+        self.judged().next().is_some()
+    }
+
+    /// Whether the row misses one of its bars.
     pub fn misses(&self) -> bool {
-        self.bar.is_some_and(|bar| self.value < bar)
+        self.judged().any(|(got, bar)| got < bar)
+    }
+
+    /// Its bars in a few letters, for the table.
+    fn asked(&self) -> String {
+        let Bars { value, peak, q8_0 } = self.bars;
+        let value = value.map(|bar| format!("{bar:.2}"));
+        let peak = peak.map(|bar| format!("{:.0}%", bar * 100.));
+        let q8_0 = q8_0.map(|bar| format!("{bar:.1}q"));
+        let asked: Vec<String> = [value, peak, q8_0].into_iter().flatten().collect();
+        match asked.is_empty() {
+            true => "-".to_string(),
+            false => asked.join(" "),
+        }
     }
 }
 
@@ -89,7 +142,7 @@ const CASE: usize = 58;
 /// The names over the columns.
 pub fn print_header() {
     println!(
-        "{:<CASE$} {:>3} {:<12} {:>8} {:>6}      {:>10} {:>10} {:>10} {:>10} {:>6}",
+        "{:<CASE$} {:>3} {:<12} {:>8} {:>9}      {:>10} {:>10} {:>10} {:>10} {:>6}",
         "case", "thr", "metric", "value", "bar", "ours ms", "f32 ms", "bf16 ms", "q8_0 ms", "peak"
     );
 }
@@ -101,12 +154,12 @@ pub fn print_row(row: &Row) {
     };
     let ms = |value: Option<f64>| text(value, if value < Some(10.) { 4 } else { 2 });
     println!(
-        "{:<CASE$} {:>3} {:<12} {:>8.3} {:>6} {:<4} {:>10} {:>10} {:>10} {:>10} {:>6}",
+        "{:<CASE$} {:>3} {:<12} {:>8.3} {:>9} {:<4} {:>10} {:>10} {:>10} {:>10} {:>6}",
         row.case,
         row.threads,
         row.metric.name(),
         row.value,
-        text(row.bar, 2),
+        row.asked(),
         if row.misses() { "MISS" } else { "" },
         ms(row.ours_ms),
         ms(row.candle_f32_ms),

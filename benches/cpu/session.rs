@@ -1,7 +1,7 @@
 //! What the cases of a child process share: threads, clock, pace, filter, and the way to report.
 
 use crate::common::Common;
-use crate::rows::{Measured, Metric, Row, Work};
+use crate::rows::{Bars, Measured, Metric, Row, Work};
 use crate::timing::{Clock, Contestant, Pace, race};
 use anyhow::Result;
 use fp8::fp8_core::Isa;
@@ -113,16 +113,22 @@ impl Session {
         })
     }
 
+    /// Whether the level multiplies in f32: no bf16 units.
+    pub fn has_f32_units(&self) -> bool {
+        let level = self.forced.unwrap_or(Isa::best().level().name());
+        matches!(level, "avx2" | "avx512")
+    }
+
     /// Reports a case that is judged by `ratio_f32`.
     pub fn report_ratio(
         &self,
         case: String,
-        bar: Option<f64>,
+        bars: impl Into<Bars>,
         times: Times,
         work: Work,
     ) -> Result<()> {
         let value = times.f32.unwrap_or(f64::NAN) / times.ours.unwrap_or(f64::NAN);
-        self.report(case, (Metric::RatioF32, value), bar, times, Some(work))
+        self.report(case, (Metric::RatioF32, value), bars, times, Some(work))
     }
 
     /// Sends a row to the parent.
@@ -130,7 +136,7 @@ impl Session {
         &self,
         case: String,
         (metric, value): (Metric, f64),
-        bar: Option<f64>,
+        bars: impl Into<Bars>,
         times: Times,
         work: Option<Work>,
     ) -> Result<()> {
@@ -139,7 +145,7 @@ impl Session {
             threads: self.threads,
             metric,
             value,
-            bar,
+            bars: bars.into(),
             ours_ms: times.ours,
             candle_f32_ms: times.f32,
             candle_bf16_ms: times.bf16,

@@ -16,9 +16,14 @@ pub struct Layer {
 impl Layer {
     /// With FP8 state.
     pub fn prepared(weight: &Tensor, bias: &Tensor) -> Result<Self> {
+        Self::prepared_with(weight, bias, &PrepareOptions::default())
+    }
+
+    /// Prepared with these options.
+    pub fn prepared_with(weight: &Tensor, bias: &Tensor, options: &PrepareOptions) -> Result<Self> {
         let l = Linear::new(weight.clone(), Some(bias.clone())).with_path("l");
         let layer = Self { l };
-        prepare_fp8(&layer, &PrepareOptions::default())?;
+        prepare_fp8(&layer, options)?;
         Ok(layer)
     }
 }
@@ -53,6 +58,16 @@ pub struct Step {
 
 impl Step {
     pub fn new(inputs: &Inputs, dtype: DType, recipe: Option<RecipeName>) -> Result<Self> {
+        Self::with_options(inputs, dtype, recipe, &PrepareOptions::default())
+    }
+
+    /// [`Step::new`] with a layer that was prepared with these options.
+    pub fn with_options(
+        inputs: &Inputs,
+        dtype: DType,
+        recipe: Option<RecipeName>,
+        options: &PrepareOptions,
+    ) -> Result<Self> {
         let var = |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?);
         let (x, weight, bias) = (var(&inputs.x)?, var(&inputs.weight)?, var(&inputs.bias)?);
         let layer: Box<dyn Module> = match recipe {
@@ -60,7 +75,7 @@ impl Step {
                 weight.as_tensor().clone(),
                 Some(bias.as_tensor().clone()),
             )),
-            Some(_) => Box::new(Layer::prepared(&weight, &bias)?.l),
+            Some(_) => Box::new(Layer::prepared_with(&weight, &bias, options)?.l),
         };
         let changed = (&inputs.weight * 1.001)?.to_dtype(dtype)?;
         Ok(Self {

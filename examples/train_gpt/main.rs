@@ -5,6 +5,7 @@
 
 #[path = "../shared/candle_sources.rs"]
 mod candle_sources;
+mod choice;
 #[path = "../shared/clock.rs"]
 mod clock;
 mod data;
@@ -33,6 +34,7 @@ mod vocabulary;
 mod weights;
 
 use anyhow::{Result, bail, ensure};
+use choice::AUTO;
 use clap::Parser;
 use data::Data;
 use end::end;
@@ -48,7 +50,7 @@ use std::process::ExitCode;
 /// Train a small GPT with FP8 recipes and in f32 side by side.
 #[derive(Parser)]
 struct Args {
-    /// What to train, separated by commas: f32, bf16, tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise,
+    /// What to train, separated by commas: f32, bf16, auto (delayed in the layers that are faster so on this machine), tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise,
     /// mxfp8, scaled_fp16, scaled_fp8 [default: f32,delayed]
     #[arg(long, value_delimiter = ',')]
     recipe: Option<Vec<String>>,
@@ -177,6 +179,11 @@ fn example(args: &Args) -> Result<()> {
         run.model.set_recomputation(args.recompute);
         runs.push(run);
     }
+    let auto = runs.iter().find(|run| run.name == AUTO);
+    settings.slow_layers = auto.and_then(|run| run.report.as_ref()).map(choice::slow);
+    for run in &mut runs {
+        run.settings.clone_from(&settings);
+    }
     ensure!(!runs.is_empty(), "--recipe names nothing to train");
     let dir = match &args.resume {
         Some(dir) => {
@@ -193,7 +200,12 @@ fn example(args: &Args) -> Result<()> {
         data.description,
         parameters as f64 / 1e6
     );
-    if let Some(report) = runs.iter().find_map(|run| run.report.as_ref()) {
+    // Where two runs have one, that of `auto` says more.
+    let reports = runs.iter().filter(|run| run.report.is_some());
+    if let Some(report) = reports
+        .max_by_key(|run| run.name == AUTO)
+        .and_then(|run| run.report.as_ref())
+    {
         println!("{report}");
     }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();

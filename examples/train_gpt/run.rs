@@ -1,5 +1,6 @@
 //! One model in training: its weights, optimizer, recipe and place in the schedule.
 
+use crate::choice;
 use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
 use crate::gpt::attention::Operands;
@@ -13,8 +14,8 @@ use fp8::fp8_candle::profile;
 use fp8::fp8_core::{Contraction, Granularity};
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
 use fp8::{
-    Autocast, CastStats, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName,
-    StatsReport, Visitor, fp8_autocast, prepare_fp8,
+    Autocast, CastStats, Fp8Layer, Fp8Module, PrepareReport, Recipe, RecipeName, StatsReport,
+    Visitor, fp8_autocast,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,9 @@ pub struct Settings {
     pub learning_rate: f64,
     pub model: GptConfig,
     pub data: String,
+    /// Layers that `auto` left in high precision: a resumed run does not measure again. None before it has chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_layers: Option<Vec<String>>,
 }
 
 impl Default for Settings {
@@ -41,6 +45,7 @@ impl Default for Settings {
             learning_rate: 6e-4,
             model: GptConfig::default(),
             data: String::new(),
+            slow_layers: None,
         }
     }
 }
@@ -75,7 +80,7 @@ pub struct Run {
     pub step: u64,
     pub weights: Weights,
     schedule: LrSchedule,
-    settings: Settings,
+    pub settings: Settings,
     device: Device,
     clock: Clock,
     /// Steps since the last reading.
@@ -90,7 +95,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// `name`: f32, bf16, a recipe of `fp8_recipes`, scaled_fp16 or scaled_fp8.
+    /// `name`: f32, bf16, a recipe of `fp8_recipes`, auto, scaled_fp16 or scaled_fp8.
     pub fn new(name: &str, settings: &Settings, device: &Device) -> Result<Self> {
         let config = AdamWConfig {
             lr: settings.learning_rate,
@@ -103,8 +108,9 @@ impl Run {
         let recipe = match name {
             "f32" | "bf16" => None,
             _ if matmul.is_some() => None,
+            choice::AUTO => Some(RecipeName::Delayed.into()),
             other => Some(Recipe::from(other.parse::<RecipeName>().context(
-                "--recipe takes f32, bf16, scaled_fp16, scaled_fp8 and the names of FP8 recipes",
+                "--recipe takes f32, bf16, auto, scaled_fp16, scaled_fp8 and the names of FP8 recipes",
             )?)),
         };
         let (mut gpt, seed) = (settings.model.clone(), settings.seed);
@@ -114,10 +120,12 @@ impl Run {
             ("bf16", _) => Weights::plain(DType::BF16, &gpt, seed, config, device)?,
             _ => Weights::plain(DType::F32, &gpt, seed, config, device)?,
         };
-        let report = match &recipe {
-            None => None,
-            Some(_) => Some(prepare_fp8(&model, &PrepareOptions::default())?),
-        };
+        let tokens = settings.batch * settings.model.context;
+        let slow = settings.slow_layers.as_deref();
+        let prepare = |recipe| choice::prepare(name, recipe, &model, tokens, slow);
+        let report = recipe.as_ref().map(prepare).transpose()?;
+        // A guard without FP8 layers would only warn.
+        let recipe = recipe.filter(|_| report.as_ref().is_some_and(|r| r.converted() > 0));
         let warmup = (settings.steps / 10).clamp(1, 100);
         let schedule =
             LrSchedule::cosine(settings.learning_rate, warmup, settings.steps).with_min_ratio(0.1);

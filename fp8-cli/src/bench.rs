@@ -1,12 +1,14 @@
-//! `fp8 bench`: how fast a language model reads and writes on this machine.
+//! `fp8 bench`: how fast a language model reads and writes on this machine, and which layers are faster in FP8.
 
-use crate::model::Source;
+use crate::layers;
+use crate::model::{How, Source};
 use crate::output::{print, print_json, size};
 use crate::usage::at_least;
 use anyhow::{Result, bail};
 use candle_core::Tensor;
 use fp8::models::{CausalLm, Llama};
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Tokens of the prompt before decoding.
@@ -14,8 +16,13 @@ const PROMPT: usize = 16;
 
 #[derive(clap::Args)]
 pub struct Args {
+    /// The model: a directory with safetensors files, or a GGUF file
+    #[arg(required_unless_present = "shapes")]
+    model: Option<PathBuf>,
     #[command(flatten)]
-    source: Source,
+    how: How,
+    #[command(flatten)]
+    layers: layers::Options,
     /// Tokens of the prompt to read [default: 512, or the model's positions if it has fewer]
     #[arg(long, value_name = "N", value_parser = at_least(1))]
     prefill: Option<usize>,
@@ -30,9 +37,16 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: Args) -> Result<()> {
     fp8::keep_freed_memory();
-    let (model, linear) = args.source.load_llama()?;
+    if args.layers.layers {
+        return layers::run(&args.layers, args.model, args.how, args.json);
+    }
+    let Some(model) = args.model else {
+        bail!("a model is missing");
+    };
+    let how = args.how;
+    let (model, linear) = Source { model, how }.load_llama()?;
     // A model without a limit gets one, so that absurd lengths are an error.
     let positions = model.max_positions().unwrap_or(u32::MAX as usize);
     let reads = args.prefill.unwrap_or(512.min(positions));

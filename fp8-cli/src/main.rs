@@ -11,6 +11,7 @@ mod eval;
 mod generate;
 mod high_precision;
 mod inspect;
+mod layers;
 mod logits;
 mod model;
 mod output;
@@ -52,8 +53,8 @@ enum Command {
     Embed(embed::Args),
     /// Compute the logits of token ids, to compare with another framework.
     Logits(logits::Args),
-    /// Measure how fast a language model reads and writes on this machine.
-    Bench(bench::Args),
+    /// Measure how fast a language model reads and writes on this machine, or which layers are faster in FP8.
+    Bench(Box<bench::Args>),
 }
 
 fn main() -> ExitCode {
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(&args),
         Command::Embed(args) => embed::run(&args),
         Command::Logits(args) => logits::run(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(*args),
     };
     match result {
         Err(error) if error.is::<usage::Usage>() => {

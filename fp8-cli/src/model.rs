@@ -2,23 +2,62 @@
 
 use crate::high_precision;
 use crate::source::Opening;
+use crate::usage::at_least;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use fp8::load::Checkpoint;
 use fp8::models::gguf::{GgufFile, is_gguf};
 use fp8::models::{GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint, open};
+use fp8::timings::{LayerTimings, decode_where_faster};
 use std::path::{Path, PathBuf};
 
 /// Which model, and how it is opened.
 #[derive(clap::Args)]
 pub struct Source {
     /// The model: a directory with safetensors files, or a GGUF file
-    model: PathBuf,
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub how: How,
+}
+
+/// How a model is opened.
+#[derive(clap::Args)]
+pub struct How {
     /// Dtype of everything that is not FP8
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
+    /// Decode FP8 layers whose products with N tokens are no faster in FP8 on this machine, which is measured once for each shape
+    #[arg(long, value_name = "N", value_parser = at_least(1))]
+    auto: Option<usize>,
     #[command(flatten)]
     opening: Opening,
+}
+
+impl How {
+    pub fn dtype(&self) -> DType {
+        match self.dtype.as_str() {
+            "bf16" => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Decodes layers, if that was asked for.
+    fn decode(&self, checkpoint: &mut Checkpoint) -> Result<()> {
+        let Some(tokens) = self.auto else {
+            return Ok(());
+        };
+        let timings = LayerTimings::new();
+        let report = decode_where_faster(checkpoint, tokens, self.dtype(), &Device::Cpu, &timings)?;
+        let (decoded, all) = (report.decoded(), report.layers.len());
+        for warning in &report.warnings {
+            eprintln!("warning: {warning}");
+        }
+        eprintln!(
+            "{decoded} of {all} FP8 layers are decoded to {}: they are no faster in FP8 with {tokens} tokens",
+            self.dtype
+        );
+        Ok(())
+    }
 }
 
 /// Sizes of the linear layers' weights.
@@ -34,8 +73,11 @@ impl Source {
     pub fn of(path: &Path) -> Self {
         Self {
             model: path.to_path_buf(),
-            dtype: "f32".into(),
-            opening: Opening::default(),
+            how: How {
+                dtype: "f32".into(),
+                auto: None,
+                opening: Opening::default(),
+            },
         }
     }
 
@@ -49,10 +91,7 @@ impl Source {
 
     /// Builds the model.
     pub fn load(&self) -> Result<(Model, LinearSize)> {
-        let dtype = match self.dtype.as_str() {
-            "bf16" => DType::BF16,
-            _ => DType::F32,
-        };
+        let dtype = self.how.dtype();
         let options = ModelOptions::new().with_dtype(dtype);
         if self.is_gguf() {
             let file = GgufFile::open(&self.model)?;
@@ -62,7 +101,8 @@ impl Source {
             }
             return Ok((open(&self.model, &options)?, size));
         }
-        let checkpoint = self.opening.open(&self.model)?;
+        let mut checkpoint = self.how.opening.open(&self.model)?;
+        self.how.decode(&mut checkpoint)?;
         let size = LinearSize::of(&checkpoint, dtype)?;
         Ok((of_checkpoint(checkpoint, &self.model, &options)?, size))
     }
@@ -70,7 +110,7 @@ impl Source {
     /// The model with all weights in high precision.
     pub fn load_high_precision(&self) -> Result<Model> {
         if !self.is_gguf() {
-            let checkpoint = self.opening.open(&self.model)?;
+            let checkpoint = self.how.opening.open(&self.model)?;
             if !checkpoint.layer_paths().is_empty() {
                 return high_precision::model(&checkpoint, &self.model);
             }
@@ -124,6 +164,10 @@ impl LinearSize {
                 .with_context(|| format!("layer {path}"))?;
             let codes = layer.codes.codes().elem_count() as u64;
             sum.elements += codes;
+            if checkpoint.is_decoded(&path) {
+                sum.bytes += codes * dtype.size_in_bytes() as u64;
+                continue;
+            }
             sum.bytes += codes + 4 * layer.codes.dequant_scale().elem_count() as u64;
         }
         for name in checkpoint.other_names() {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | build the model with drop-in layers | [`nn`] |
 //! | give FP8 state to its linear layers | [`prepare_fp8`] |
+//! | leave out those that are no faster | [`PrepareOptions::auto`], [`timings`] |
 //! | compute in FP8 | [`fp8_autocast`] |
 //! | choose how | [`config::Recipe`] |
 //! | find cut gradients | [`check_gradients`] |
@@ -35,6 +36,7 @@ mod prepare;
 pub mod rewrite;
 pub mod scaled;
 mod stats;
+pub mod timings;
 pub mod with_tracing;
 
 pub use autocast::{

@@ -9,6 +9,8 @@ mod calibrate;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/candle_sources.rs"]
 mod candle_sources;
+#[path = "../../examples/train_gpt/choice.rs"]
+mod choice;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/train_gpt/data.rs"]
 mod data;

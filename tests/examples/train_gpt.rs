@@ -1,11 +1,13 @@
 //! Sizes and vocabularies of `examples/train_gpt`.
 
+use crate::choice;
 use crate::data::Data;
 use crate::gpt::{Gpt, GptConfig};
 use crate::size::{self, SizeError};
 use crate::vocabulary::{BYTES, FILE, Vocabulary};
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
+use fp8::RecipeName;
 use std::fs;
 use std::path::Path;
 
@@ -181,5 +183,25 @@ fn data_are_tokens_of_the_training_text() -> Outcome {
     };
     assert!(refused(2, 2000).contains("less --context or --batch"));
     assert!(refused(usize::MAX, 8).contains("too few"));
+    Ok(())
+}
+
+/// What `auto` left in high precision is left again when the run goes on, without a measurement.
+#[test]
+fn a_resumed_run_keeps_the_choice_of_layers() -> Outcome {
+    let config = config(24, 2, 2, 7, 300);
+    let model = || {
+        let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+        Gpt::new(&config, vb)
+    };
+    let recipe = RecipeName::Delayed.into();
+    let every = choice::prepare("delayed", &recipe, &model()?, 7, None)?;
+    assert_eq!((every.converted(), every.skipped()), (13, 0));
+    let slow: Vec<String> = [0, 5, 12]
+        .map(|i| every.layers[i].path.clone().unwrap_or_default())
+        .into();
+    let report = choice::prepare(choice::AUTO, &recipe, &model()?, 7, Some(&slow))?;
+    assert_eq!((report.converted(), report.skipped()), (10, 3));
+    assert_eq!(choice::slow(&report), slow);
     Ok(())
 }

@@ -3,8 +3,10 @@
 mod batches;
 mod defaults;
 mod gguf;
+mod goldens;
 mod real;
 mod streams;
+mod threads;
 mod tokenizers;
 mod toy;
 mod unequal;

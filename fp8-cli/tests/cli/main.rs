@@ -4,6 +4,7 @@ mod embed;
 mod generate;
 mod gguf;
 mod interrupted;
+mod layers;
 mod refused;
 mod run;
 mod support;

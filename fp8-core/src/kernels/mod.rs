@@ -1,5 +1,5 @@
 //! Vector code: branch-free loops, written once and compiled for each instruction set. The hot ones are also written by
-//! hand for AVX-512 and for NEON.
+//! hand for AVX-512 and NEON, nearest-even casts and decoding for AVX2 too.
 //!
 //! A body is a loop over chunks of fixed length. The `dispatch!` macro inlines it into functions with the target features of
 //! each instruction set, where the compiler vectorizes it. Every kernel equals the scalar definition in `cast.rs` and
@@ -8,6 +8,8 @@
 pub(crate) mod amax;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod convert;

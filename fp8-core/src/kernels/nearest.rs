@@ -10,6 +10,8 @@ use super::{
     dispatch,
     narrowing::Narrowing,
 };
+#[cfg(target_arch = "x86_64")]
+use crate::high_precision::sealed::Kind;
 use crate::{
     cast::{Cast, scaled_bits},
     high_precision::HighPrecision,
@@ -62,12 +64,68 @@ pub(crate) fn encode<T: HighPrecision, const AMAX: bool>(
         let random = None;
         return avx512::encode::run::<T, AMAX>(isa, &wide, random, src, layout, quant_scales, dst);
     }
+    #[cfg(target_arch = "x86_64")]
+    if super::avx2::is_in(isa) && T::KIND != Kind::F64 {
+        // SAFETY: an `Isa` of this level exists only where avx2, fma and f16c were found.
+        return unsafe { avx2::<T, AMAX>(nearest.narrowing, src, layout, quant_scales, dst) };
+    }
     #[cfg(target_arch = "aarch64")]
     if neon::is_in(isa) {
         let narrowing = nearest.narrowing;
         return neon::encode::run::<T, AMAX>(isa, narrowing, src, layout, quant_scales, dst);
     }
     narrow::<T, AMAX>(isa, nearest.narrowing, src, layout, quant_scales, dst)
+}
+
+/// [`narrow`] in blocks of vectors, where they do not hold NaN and their scales have no sign.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2<T: HighPrecision, const AMAX: bool>(
+    narrowing: Narrowing,
+    src: &[T],
+    layout: Layout,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    let mut encoder = super::avx2::encode::Encoder::new(narrowing);
+    let mut rest = LaneMax::<T>::default();
+    match layout {
+        Layout::Segments(len) => {
+            for ((src, dst), &quant_scale) in
+                src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales)
+            {
+                if quant_scale.is_sign_negative() {
+                    segment::<T, AMAX, true>(narrowing, src, quant_scale, dst, &mut rest);
+                    continue;
+                }
+                let (src_blocks, src_rest) = src.as_chunks::<LANES>();
+                let (dst_blocks, dst_rest) = dst.as_chunks_mut::<LANES>();
+                let scales = super::avx2::encode::splat(quant_scale);
+                for (src, dst) in src_blocks.iter().zip(dst_blocks) {
+                    if !encoder.encode::<T, AMAX>(src, scales, dst) {
+                        segment::<T, AMAX, false>(narrowing, src, quant_scale, dst, &mut rest);
+                    }
+                }
+                segment::<T, AMAX, false>(narrowing, src_rest, quant_scale, dst_rest, &mut rest);
+            }
+            max_bits::<T>(rest).max(encoder.max_bits())
+        }
+        Layout::PerElement => {
+            let (src_blocks, src_rest) = src.as_chunks::<LANES>();
+            let (dst_blocks, dst_rest) = dst.as_chunks_mut::<LANES>();
+            let (scale_blocks, scale_rest) = quant_scales.as_chunks::<LANES>();
+            let mut max = 0;
+            for ((src, dst), quant_scales) in src_blocks.iter().zip(dst_blocks).zip(scale_blocks) {
+                let done = super::avx2::encode::unsigned(quant_scales)
+                    .is_some_and(|scales| encoder.encode::<T, AMAX>(src, scales, dst));
+                if !done {
+                    max = max.max(columns::<T, AMAX>(narrowing, src, quant_scales, dst));
+                }
+            }
+            let last = columns::<T, AMAX>(narrowing, src_rest, scale_rest, dst_rest);
+            max.max(last).max(encoder.max_bits())
+        }
+    }
 }
 
 dispatch! {

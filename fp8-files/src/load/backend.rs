@@ -3,6 +3,7 @@
 use super::Checkpoint;
 use crate::check::is_float;
 use crate::error::Error;
+use crate::names::split;
 use crate::scheme::LayerScheme;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
@@ -97,7 +98,12 @@ impl SimpleBackend for Backend {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        name.ends_with(CHECKED) || self.0.resolve(name).is_some()
+        // Without a scale a layer takes its weight for one in high precision.
+        let shown = |name: &str| {
+            let (path, own) = split(name);
+            !own.ends_with("_scale") || !self.0.is_decoded(path)
+        };
+        name.ends_with(CHECKED) || self.0.resolve(name).is_some_and(|name| shown(&name))
     }
 }
 

@@ -4,6 +4,7 @@ use super::catalogue::Value;
 use super::{Checkpoint, FamilyName};
 use crate::contents::Described;
 use crate::names::{split, weight_name};
+use crate::scheme::LayerScheme;
 use safetensors::Dtype;
 use std::path::Path;
 
@@ -32,6 +33,12 @@ impl Checkpoint {
         let mut paths: Vec<String> = paths.collect();
         paths.sort_unstable();
         paths
+    }
+
+    /// How the FP8 layer at a canonical path is stored; None if there is none.
+    pub fn layer_scheme(&self, path: &str) -> Option<LayerScheme> {
+        let weight = self.catalogue.weights.get(&weight_name(path))?;
+        Some(weight.scheme)
     }
 
     /// Canonical names of everything that is neither an FP8 weight of a layer nor a scale of one, sorted: biases, norms,

@@ -90,6 +90,8 @@ pub struct Checkpoint {
     /// Names of weights that are stored under another name, with that name.
     pub(crate) tied: BTreeMap<String, String>,
     loaded: LoadedNames,
+    /// FP8 layers whose values a VarBuilder hands out in place of their codes.
+    decoded: HashSet<String>,
 }
 
 impl Checkpoint {
@@ -205,6 +207,7 @@ impl Checkpoint {
             params,
             tied,
             loaded: LoadedNames::default(),
+            decoded: HashSet::new(),
         })
     }
 
@@ -212,6 +215,38 @@ impl Checkpoint {
     /// (`ExportOptions::with_loaded` of fp8-recipes).
     pub fn loaded_names(&self) -> LoadedNames {
         self.loaded.clone()
+    }
+
+    /// Makes the VarBuilder of this checkpoint hand out the values of an FP8 layer in place of its codes: layers of
+    /// `fp8_recipes::nn` then hold them in the VarBuilder's dtype, of several times the bytes, and leave inputs as they are. Nothing
+    /// else changes, neither [`Checkpoint::stored_layer`] nor what is rewritten.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] if there is no FP8 layer at `path`.
+    ///
+    /// ```
+    /// # use fp8_recipes as fp8;
+    /// use candle_core::{DType, Device};
+    /// use fp8::{load::Checkpoint, nn};
+    /// # let dir = tempfile::tempdir()?;
+    /// # fp8_test_support::files::fp8_model(dir.path());
+    /// let mut checkpoint = Checkpoint::open_dir(dir.path())?;
+    /// checkpoint.decode("fc")?;
+    /// let layer = nn::linear(64, 32, checkpoint.var_builder(DType::F32, &Device::Cpu)?.pp("fc"))?;
+    /// assert!(layer.static_weight().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn decode(&mut self, path: &str) -> Result<()> {
+        match self.layer_scheme(path) {
+            Some(_) => self.decoded.insert(path.to_string()),
+            None => return Err(self.missing(&crate::names::weight_name(path))),
+        };
+        Ok(())
+    }
+
+    /// Whether [`Checkpoint::decode`] was called for this layer.
+    pub fn is_decoded(&self, path: &str) -> bool {
+        self.decoded.contains(path)
     }
 }
 

@@ -79,7 +79,7 @@ impl Checkpoint {
         }
     }
 
-    fn missing(&self, name: &str) -> Error {
+    pub(super) fn missing(&self, name: &str) -> Error {
         const SHOWN: usize = 3;
         let files = self.files.files.iter();
         let paths = files.map(|file| file.path().display().to_string());

@@ -76,8 +76,8 @@ impl LayerFilter {
         self
     }
 
-    /// Skips layers that are likely slower in FP8 than in bf16 on an accelerator; see
-    /// [`auto_filter`].
+    /// Skips layers that are likely slower in FP8 than in bf16 on an accelerator; see [`auto_filter`].
+    /// [`PrepareOptions::auto`](crate::PrepareOptions::auto) measures the machine at hand instead.
     #[must_use]
     pub fn with_auto(mut self, recipe: RecipeName) -> Self {
         self.auto = Some(recipe);

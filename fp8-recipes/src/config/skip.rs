@@ -3,6 +3,7 @@
 use super::{PathPattern, RecipeName};
 use candle_core::DType;
 use std::fmt;
+use std::time::Duration;
 
 /// Why a layer stays in high precision. Prints as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +45,17 @@ pub enum SkipReason {
         out_features: usize,
         /// Inputs.
         in_features: usize,
+    },
+    /// It is no faster in FP8 on this machine: see [`crate::PrepareOptions::auto`].
+    NotFaster {
+        /// The recipe.
+        recipe: String,
+        /// Tokens of a call.
+        tokens: usize,
+        /// The time of a call in FP8.
+        fp8: Duration,
+        /// The same in high precision.
+        high_precision: Duration,
     },
     /// The filter's custom function rejects it.
     Custom,
@@ -102,6 +114,19 @@ impl fmt::Display for SkipReason {
                 out_features: n,
                 in_features: k,
             } => write!(f, "N = {n}, K = {k} is too small to gain from `{recipe}`"),
+            SkipReason::NotFaster {
+                recipe,
+                tokens,
+                fp8,
+                high_precision,
+            } => {
+                let ms = |time: &Duration| time.as_secs_f64() * 1e3;
+                let (fp8, high_precision) = (ms(fp8), ms(high_precision));
+                write!(
+                    f,
+                    "no faster in FP8 here: {fp8:.3} ms against {high_precision:.3} ms for {tokens} tokens under `{recipe}`"
+                )
+            }
             SkipReason::Custom => f.write_str("custom filter"),
             SkipReason::AlreadyFp8 => f.write_str("the weight is FP8 already (static inference)"),
             SkipReason::ConvolutionsOff => f.write_str(

@@ -24,6 +24,12 @@ pub enum LayerError {
         /// Shape of the input.
         shape: Vec<usize>,
     },
+    /// A layer to time has no weight or no input.
+    #[error("a layer to time has {what} = 0, expected at least 1")]
+    EmptyCase {
+        /// Which size.
+        what: &'static str,
+    },
     /// The projections of an attention do not have the features of its heads.
     #[error(
         "attention with `{path}`: the projections of queries, keys and values give {got:?} features, its heads have {expected:?}"

@@ -1,12 +1,13 @@
 //! State for linear layers and convolutions.
 
-use super::options::PrepareOptions;
-use super::report::{Outcome, PrepareReport};
+use super::options::{LayerChoice, PrepareOptions};
+use super::report::{Note, Outcome, PrepareReport};
 use super::state::{Request, Shared};
 use crate::autocast::Fp8State;
-use crate::config::{FilterDecision, SkipReason};
+use crate::config::{FilterDecision, Recipe, SkipReason};
 use crate::error::Result;
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
+use crate::timings::{LayerCase, LayerTiming};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::StateTable;
 use fp8_candle::weight_version::WeightVersion;
@@ -127,6 +128,27 @@ impl Preparer<'_> {
         non_finite(weight)
     }
 
+    /// The times of the layer; None if the options do not ask for them.
+    fn timing(&self, layer: &dyn Fp8Layer, path: &str) -> Result<Option<(LayerCase, LayerTiming)>> {
+        let options = self.shared.options;
+        let Some(auto) = options
+            .auto
+            .as_ref()
+            .filter(|_| layer.kind() == LayerKind::Linear)
+        else {
+            return Ok(None);
+        };
+        let recipe = match options.choice(path) {
+            Some((_, LayerChoice::Recipe(own))) => own,
+            _ => &auto.recipe,
+        };
+        let (weight, computation) = (layer.held_weight(), (auto.computation)(recipe.clone()));
+        let case = LayerCase::new(computation, layer.features(), auto.tokens);
+        let case = case.with_dtype(weight.dtype());
+        let timing = options.timings.get(&case, weight.device())?;
+        Ok(Some((case, timing)))
+    }
+
     fn outcome(&mut self, layer: &dyn Fp8Layer) -> Result<Outcome> {
         if layer.static_weight().is_some() {
             return Ok(Outcome::Skipped(SkipReason::AlreadyFp8));
@@ -138,10 +160,22 @@ impl Preparer<'_> {
         if let Some(reason) = self.skipped(layer, path)? {
             return Ok(Outcome::Skipped(reason));
         }
+        let faster = match self.timing(layer, path)? {
+            Some((case, timing)) if !timing.fp8_pays => {
+                let recipe = case.computation.recipe();
+                return Ok(Outcome::Skipped(SkipReason::NotFaster {
+                    recipe: recipe.map_or(String::new(), Recipe::to_string),
+                    tokens: case.tokens,
+                    fp8: timing.fp8,
+                    high_precision: timing.high_precision,
+                }));
+            }
+            timed => timed.map(|(_, timing)| Note::Faster(timing)),
+        };
         let weight = layer.held_weight();
         let own_name = join(path, "weight");
         let names = self.names.get(&weight.id()).into_iter().flatten();
-        let (state, notes) = self.shared.state(Request {
+        let (state, mut notes) = self.shared.state(Request {
             path,
             shared: self.by_path.get(path).map(|(_, state)| state.clone()),
             before: layer.fp8_state(),
@@ -150,6 +184,7 @@ impl Preparer<'_> {
             device: Some(weight.device()),
             tied: names.filter(|name| **name != own_name).cloned().collect(),
         })?;
+        notes.extend(faster);
         let entry = (weight.id(), state.clone());
         self.by_path.insert(path.to_string(), entry);
         layer.set_fp8_state(Some(state));

@@ -52,6 +52,9 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     let layers = prepare_layers(model, options)?;
     let mut report = prepare_operators(model, layers)?;
     report.unmatched = named.unmatched;
+    if options.auto.is_some() {
+        report.warnings = options.timings.warnings();
+    }
     report.high_precision_anyway = named.high_precision_anyway.into_iter().collect();
     for unmatched in &report.unmatched {
         tracing::warn!("prepare_fp8: {unmatched}");

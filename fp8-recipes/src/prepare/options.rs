@@ -1,6 +1,7 @@
 //! Options of `prepare_fp8`.
 
 use crate::config::{ConfigError, LayerFilter, PathPattern, Recipe, check_history_len};
+use crate::timings::{Computation, LayerTimings};
 
 /// Options of [`crate::prepare_fp8`]: what it converts, and the recipes of individual layers.
 ///
@@ -25,8 +26,20 @@ pub struct PrepareOptions {
     /// Whether to convert convolutions, under any recipe. On by default. FP8 checkpoints have no form for them, so an exported model
     /// is served with its convolutions in high precision; turn this off for the same computation before the export.
     pub convolutions: bool,
+    /// The times by which [`PrepareOptions::auto`] decides.
+    pub timings: LayerTimings,
+    pub(super) auto: Option<Auto>,
     pub(super) output_fused: Vec<PathPattern>,
     pub(super) layers: Vec<(PathPattern, LayerChoice)>,
+}
+
+/// The calls for which layers are timed.
+#[derive(Debug, Clone)]
+pub(super) struct Auto {
+    pub(super) computation: fn(Recipe) -> Computation,
+    /// The recipe of the guard.
+    pub(super) recipe: Recipe,
+    pub(super) tokens: usize,
 }
 
 /// What a pattern says about the layers that it matches.
@@ -46,6 +59,8 @@ impl Default for PrepareOptions {
             amax_history_len: 1024,
             operators: false,
             convolutions: true,
+            timings: LayerTimings::default(),
+            auto: None,
             output_fused: vec![],
             layers: vec![],
         }
@@ -53,6 +68,55 @@ impl Default for PrepareOptions {
 }
 
 impl PrepareOptions {
+    /// Converts only linear layers that train faster in FP8 than in high precision on this machine, by a measurement of each shape:
+    /// forward and backward pass with `tokens` rows (sequences times their length) under `recipe`, with all casts. A layer with a
+    /// recipe of its own is timed under that. The report has the times. They are kept in a file
+    /// ([`PrepareOptions::with_timings`]), so only the first program with a shape measures it, for about half a second.
+    ///
+    /// Convolutions are off, because their time depends on more than the shape of their weight. Where a layer gets fewer tokens than
+    /// the model, as an expert does, prepare that part with its own number. To repeat a run elsewhere, take the choice from its
+    /// report: another machine may choose differently.
+    ///
+    /// ```
+    /// # use fp8_recipes as fp8;
+    /// use candle_core::{DType, Device};
+    /// use candle_nn::{VarBuilder, VarMap};
+    /// use fp8::timings::LayerTimings;
+    /// use fp8::{PrepareOptions, RecipeName, nn, prepare_fp8};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let vars = VarMap::new();
+    /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// let model = vec![nn::linear(64, 512, vb.pp("up"))?, nn::linear(512, 4, vb.pp("head"))?];
+    /// let options = PrepareOptions::auto(RecipeName::Delayed, 256);
+    /// # let timings = LayerTimings::new().without_file().with_budget(std::time::Duration::from_millis(20));
+    /// # let options = options.with_timings(timings);
+    /// println!("{}", prepare_fp8(&model, &options)?);
+    /// // head  [4, 512]  high precision: no faster in FP8 here: 0.210 ms against 0.134 ms for 256 tokens under `delayed`
+    /// # Ok(()) }
+    /// ```
+    pub fn auto(recipe: impl Into<Recipe>, tokens: usize) -> Self {
+        Self::timed(Computation::training, recipe.into(), tokens)
+    }
+
+    /// [`PrepareOptions::auto`] for a model that is only evaluated: times forward passes, between which no weight changes.
+    pub fn auto_evaluation(recipe: impl Into<Recipe>, tokens: usize) -> Self {
+        Self::timed(Computation::evaluation, recipe.into(), tokens)
+    }
+
+    fn timed(computation: fn(Recipe) -> Computation, recipe: Recipe, tokens: usize) -> Self {
+        let auto = Auto {
+            computation,
+            recipe,
+            tokens,
+        };
+        Self {
+            auto: Some(auto),
+            convolutions: false,
+            ..Self::default()
+        }
+    }
+
     /// Leaves the outputs of the layers and operators that `pattern` names, and the gradients of these outputs, in high precision
     /// under recipes that cast outputs: where the next operator is fused with them, they are never written to memory. A path, or
     /// a glob ([`PathPattern`]).
@@ -126,6 +190,7 @@ setters! { PrepareOptions:
     with_operators(operators: bool);
     with_convolutions(convolutions: bool);
     with_amax_history_len(amax_history_len: usize);
+    with_timings(timings: LayerTimings);
 }
 
 impl From<LayerFilter> for PrepareOptions {

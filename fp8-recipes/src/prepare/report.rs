@@ -2,6 +2,7 @@
 
 use crate::config::{Recipe, RecipeName, SkipReason};
 use crate::module::LayerKind;
+use crate::timings::LayerTiming;
 use fp8_core::{Granularity, MX_BLOCK};
 use std::fmt;
 
@@ -29,6 +30,8 @@ pub enum Note {
     PreparedBefore,
     /// Its output and the output's gradient stay in high precision.
     OutputFused,
+    /// It is faster in FP8 on this machine: see [`crate::PrepareOptions::auto`].
+    Faster(LayerTiming),
 }
 
 impl fmt::Display for Note {
@@ -39,6 +42,7 @@ impl fmt::Display for Note {
             Note::SharedState => f.write_str("shares its state with the same layer used before"),
             Note::PreparedBefore => f.write_str("was prepared before"),
             Note::OutputFused => f.write_str("output fused"),
+            Note::Faster(timing) => write!(f, "{:.2}x as fast: {timing}", timing.speedup()),
         }
     }
 }
@@ -117,6 +121,8 @@ pub struct PrepareReport {
     pub unmatched: Vec<Unmatched>,
     /// Paths that a pattern leaves in high precision although nothing is cast there, such as a batch norm.
     pub high_precision_anyway: Vec<String>,
+    /// What went wrong with the file of [`PrepareOptions::timings`](crate::PrepareOptions).
+    pub warnings: Vec<String>,
 }
 
 impl PrepareReport {
@@ -181,6 +187,9 @@ impl fmt::Display for PrepareReport {
         }
         for unmatched in &self.unmatched {
             writeln!(f, "warning: {unmatched}")?;
+        }
+        for warning in &self.warnings {
+            writeln!(f, "warning: {warning}")?;
         }
         let (converted, skipped) = (self.converted(), self.skipped());
         write!(f, "{converted} converted, {skipped} left in high precision")

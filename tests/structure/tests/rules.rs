@@ -53,6 +53,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "array",
             "nn",
             "with_tracing",
+            "timings",
             "prepare",
             "export",
             "scaled",

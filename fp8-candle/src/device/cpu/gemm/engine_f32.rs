@@ -115,6 +115,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
         dst: Shared<'_, f32>,
     ) {
         let k = matrix.contracted;
+        let mut order = pack_f32::InOrder::default();
         for slice in 0..k.div_ceil(SLICE) {
             let range = slice * SLICE..k.min((slice + 1) * SLICE);
             let mut next = rows.start;
@@ -126,7 +127,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 // SAFETY: the caller guarantees that only this call uses these rows; it uses the place of one tile at a time.
                 let dst = unsafe { dst.part(start..start + tile.len() * SLICE_STRIDE) };
                 // SAFETY: an engine exists only where its instructions do.
-                unsafe { pack_f32::tile(format, matrix, tile, range.clone(), dst) };
+                unsafe { pack_f32::tile(format, matrix, tile, range.clone(), &mut order, dst) };
             }
         }
     }

@@ -28,32 +28,31 @@ static VALUES: [[f32; 256]; Format::ALL.len()] = {
     values
 };
 
-/// Eight codes in the low half of `codes`, decoded. The format is E5M2 or else E4M3.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn decode_8<const E5M2: bool>(codes: __m128i) -> __m256 {
-    if E5M2 {
-        return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
-    }
-    let words = _mm_cvtepi8_epi16(codes);
-    // The sign is in bits 7 to 15; bit 14 would belong to the exponent.
-    let halves = _mm_and_si128(_mm_slli_epi16::<7>(words), _mm_set1_epi16(!0x4000));
-    let magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7F));
-    let nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F));
-    let values = _mm256_cvtph_ps(_mm_or_si128(halves, nan));
-    _mm256_mul_ps(values, _mm256_set1_ps(256.))
-}
-
-/// [`decode_16`] of E4M3 or E5M2.
+/// Sixteen codes of E4M3 or E5M2, decoded.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn decode_16_as<const E5M2: bool>(codes: __m128i, dst: &mut [f32; 16]) {
-    let high = _mm_unpackhi_epi64(codes, codes);
-    let values = [decode_8::<E5M2>(codes), decode_8::<E5M2>(high)];
-    let (chunks, _) = dst.as_chunks_mut::<8>();
-    for (dst, values) in chunks.iter_mut().zip(values) {
-        // SAFETY: `dst` is eight values.
-        unsafe { _mm256_storeu_ps(dst.as_mut_ptr(), values) };
+    let words = _mm256_cvtepi8_epi16(codes);
+    let halves = if E5M2 {
+        _mm256_slli_epi16::<8>(words)
+    } else {
+        // The sign is in bits 7 to 15; bit 14 would belong to the exponent.
+        let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(words), _mm256_set1_epi16(!0x4000));
+        let magnitude = _mm256_slli_epi16::<9>(words);
+        let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7F << 9));
+        _mm256_or_si256(halves, nan)
+    };
+    let mut low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    let mut high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));
+    if !E5M2 {
+        let factor = _mm256_set1_ps(256.);
+        (low, high) = (_mm256_mul_ps(low, factor), _mm256_mul_ps(high, factor));
+    }
+    let to = dst.as_mut_ptr();
+    // SAFETY: `dst` is two vectors of eight values.
+    unsafe {
+        _mm256_storeu_ps(to, low);
+        _mm256_storeu_ps(to.add(8), high);
     }
 }
 
@@ -218,23 +217,35 @@ fn look_up_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 12;
 
+/// The codes of a tile of A in their order, and room for a vector after them.
+pub(super) struct InOrder([u8; MOST_ROWS * SLICE + 16]);
+
+impl Default for InOrder {
+    fn default() -> Self {
+        Self([0; MOST_ROWS * SLICE + 16])
+    }
+}
+
 /// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum.
+/// `order` is overwritten.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile(
     format: Format,
     matrix: Matrix<'_>,
     rows: Range<usize>,
     range: Range<usize>,
+    order: &mut InOrder,
     dst: &mut [f32],
 ) {
     let height = rows.len();
     let len = range.len() * height;
-    // The codes in the order of the tile, and room for a vector after them.
-    let mut codes = [0u8; MOST_ROWS * SLICE + 16];
+    let codes = &mut order.0;
     match matrix.contraction {
         Contraction::Rows => {
-            for (k, to) in range.clone().zip(codes.chunks_exact_mut(height)) {
-                to.copy_from_slice(&matrix.codes[matrix.place(rows.start, k)..][..height]);
+            // Each store overwrites what the one before has written beyond its `height` codes.
+            for (k, index) in range.clone().enumerate() {
+                let codes_of_k = &matrix.codes[matrix.place(rows.start, index)..];
+                store(load_some(codes_of_k), place(&mut codes[k * height..]));
             }
         }
         Contraction::Cols => {
@@ -242,7 +253,7 @@ pub(super) fn tile(
                 let start = matrix.place(rows.start + index.min(height - 1), range.start);
                 &matrix.codes[start..start + range.len()]
             };
-            interleave(std::array::from_fn(row), height, &mut codes);
+            interleave(std::array::from_fn(row), height, codes);
         }
     }
     let end = range.len().next_multiple_of(DEPTH) * height;

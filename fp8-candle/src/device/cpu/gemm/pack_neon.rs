@@ -12,19 +12,29 @@ use std::ops::Range;
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 8;
 
+/// The codes of a tile of A in their order, and room for a vector after them.
+pub(super) struct InOrder([u8; MOST_ROWS * SLICE + 16]);
+
+impl Default for InOrder {
+    fn default() -> Self {
+        Self([0; MOST_ROWS * SLICE + 16])
+    }
+}
+
 /// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum.
+/// `order` is overwritten.
 #[target_feature(enable = "neon")]
 pub(super) fn tile(
     format: Format,
     matrix: Matrix<'_>,
     rows: Range<usize>,
     range: Range<usize>,
+    order: &mut InOrder,
     dst: &mut [f32],
 ) {
     let height = rows.len();
     let len = range.len() * height;
-    // The codes in the order of the tile, and room for a vector after them.
-    let mut codes = [0u8; MOST_ROWS * SLICE + 16];
+    let codes = &mut order.0;
     match matrix.contraction {
         Contraction::Rows => {
             for (k, to) in range.clone().zip(codes.chunks_exact_mut(height)) {
@@ -35,7 +45,7 @@ pub(super) fn tile(
             let row = |index: usize| rows.start + index.min(height - 1);
             let from = lines(matrix, row, &range);
             // Each store overwrites what the one before has written beyond its `height` codes.
-            interleave(&from, height, &mut codes);
+            interleave(&from, height, codes);
         }
     }
     let end = range.len().next_multiple_of(DEPTH) * height;

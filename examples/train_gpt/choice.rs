@@ -1,0 +1,37 @@
+//! Which layers a run trains in FP8.
+
+use crate::gpt::Gpt;
+use anyhow::Result;
+use fp8::{Outcome, PrepareOptions, PrepareReport, Recipe, prepare_fp8};
+
+/// The run that trains with `delayed` in the layers where FP8 is faster on this machine.
+pub const AUTO: &str = "auto";
+
+/// Prepares all layers, or for [`AUTO`] those that are faster in FP8 with `tokens` rows. `slow` are the others, if it has chosen
+/// before: a resumed run must not choose again.
+pub fn prepare(
+    name: &str,
+    recipe: &Recipe,
+    model: &Gpt,
+    tokens: usize,
+    slow: Option<&[String]>,
+) -> Result<PrepareReport> {
+    let mut options = PrepareOptions::default();
+    match (name, slow) {
+        (AUTO, None) => options = PrepareOptions::auto(recipe.clone(), tokens),
+        (AUTO, Some(slow)) => {
+            for path in slow {
+                options = options.with_off(path)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(prepare_fp8(model, &options)?)
+}
+
+/// The layers that stay in high precision.
+pub fn slow(report: &PrepareReport) -> Vec<String> {
+    let layers = report.layers.iter();
+    let slow = layers.filter(|layer| matches!(layer.outcome, Outcome::Skipped(_)));
+    slow.filter_map(|layer| layer.path.clone()).collect()
+}
