@@ -121,7 +121,13 @@ pub fn race(contestants: &mut [Contestant<'_>], pace: &Pace) -> Result<Vec<f64>>
         if round >= pace.min_rounds && began.elapsed() >= pace.budget {
             break;
         }
-        for contestant in &mut *contestants {
+        for turn in 0..contestants.len() {
+            // Every other round backwards: what one contestant leaves in caches and pools helps or hurts each neighbour alike.
+            let turn = match round % 2 {
+                0 => turn,
+                _ => contestants.len() - 1 - turn,
+            };
+            let contestant = &mut contestants[turn];
             if contestant.optional && round > 0 && contestant.spent > share {
                 continue;
             }

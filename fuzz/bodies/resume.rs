@@ -64,7 +64,14 @@ impl Run {
             all.insert(own("dequant_scale"), vec![row.dequant_scale.to_bits()]);
             let calibrated = row.calibrated_amax.map(f32::to_bits);
             all.insert(own("calibrated_amax"), calibrated.into_iter().collect());
-            all.insert(own("counts"), vec![row.non_finite, row.draws, row.id]);
+            all.insert(
+                own("counts"),
+                [
+                    vec![row.non_finite, row.id],
+                    row.draws.values().copied().collect(),
+                ]
+                .concat(),
+            );
         }
         all.extend(
             moments

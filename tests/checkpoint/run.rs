@@ -179,7 +179,8 @@ impl Run {
             bits.push(row.dequant_scale.to_bits());
             bits.push(row.calibrated_amax.map_or(0, f32::to_bits));
             bits.push(row.format.map_or(0, |format| format as u32 + 1));
-            bits.extend([row.non_finite, row.draws, row.id]);
+            bits.extend([row.non_finite, row.id]);
+            bits.extend(row.draws.values());
             all.insert(name, bits);
         }
         for (name, tensor) in self.optimizer.state().unwrap() {

@@ -23,13 +23,17 @@ pub struct Stochastic {
 #[non_exhaustive]
 pub enum Draw {
     /// The number of draws of the row so far, which is part of its checkpoints: other bits for every cast. Casts that run at
-    /// the same time on several threads draw in the order in which they come.
-    Next,
+    /// the same time on several threads draw in the order in which they come. Each micro-batch of a step has bits and a number of its
+    /// own, so that several processes which share a step's micro-batches draw what one process draws.
+    Next {
+        /// The place of the micro-batch in the step, over all processes; 0 if a step has one.
+        micro_batch: u32,
+    },
     /// The same number, without drawing: training after an evaluation does not depend on it. The number here tells the casts
     /// of one layer apart.
     Evaluation(u32),
     /// The values themselves, for weights: a weight has the same codes until it changes, however often it is cast, before and
-    /// after a checkpoint is loaded. Where a device would have to copy them to the host, it is [`Draw::Next`].
+    /// after a checkpoint is loaded. Where a device would have to copy them to the host, it is [`Draw::Next`] of the first micro-batch.
     OfValues,
 }
 
@@ -42,21 +46,23 @@ impl Stochastic {
         Self {
             slot,
             seed,
-            draw: Draw::Next,
+            draw: Draw::Next { micro_batch: 0 },
         }
     }
 
     /// The key of a cast of `x`.
     pub(crate) fn key(&self, x: &Tensor) -> Result<StochasticKey> {
         let seed = match self.draw {
-            Draw::Next => return Ok(self.slot.next_stochastic_key(self.seed)),
+            Draw::Next { micro_batch } => {
+                return Ok(self.slot.next_stochastic_key(self.seed, micro_batch));
+            }
             Draw::Evaluation(cast) => {
                 let salt = EVALUATION.wrapping_mul(u64::from(cast) * 2 + 1);
                 let key = self.slot.stochastic_key(self.seed ^ salt);
                 return Ok(key);
             }
             Draw::OfValues => match backend(x.device())?.fingerprint(x)? {
-                None => return Ok(self.slot.next_stochastic_key(self.seed)),
+                None => return Ok(self.slot.next_stochastic_key(self.seed, 0)),
                 Some(values) => self.seed ^ OF_VALUES ^ values,
             },
         };

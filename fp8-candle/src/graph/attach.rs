@@ -136,7 +136,7 @@ pub(crate) fn attach_all(
 /// panics without one.
 fn complete(args: &[&Tensor], mut gradients: Gradients) -> Result<Gradients> {
     for (&arg, gradient) in args.iter().zip(&mut gradients) {
-        offer(arg, gradient)?;
+        offer(arg, gradient).map_err(tell)?;
         if gradient.is_none() && arg.track_op() && !arg.is_variable() {
             *gradient = Some(arg.zeros_like()?);
         }

@@ -5,10 +5,22 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Is told of gradients while a backward pass is still running, for example to send them to other processes.
+pub trait GradientListener {
+    /// The pass has collected a gradient of `variable`; `sum` is its sum so far. More may follow: from another operation that uses the
+    /// variable, and, at the end of the pass, from operations of candle, which are not told of.
+    ///
+    /// # Errors
+    /// Your own end the backward pass.
+    fn collected(&self, variable: &Tensor, sum: &Tensor) -> Result<()>;
+}
 
 #[derive(Default)]
 struct Collected {
     gradients: HashMap<TensorId, Tensor>,
+    listener: Option<Rc<dyn GradientListener>>,
     /// The error of the sweep: candle's errors carry only its message.
     error: Option<Error>,
 }
@@ -43,12 +55,30 @@ impl Drop for Collection {
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
-    let before = COLLECTOR.with(|collector| collector.borrow_mut().replace(Collected::default()));
+    collect(loss, None)
+}
+
+/// [`backward`] that tells `listener` of gradients. Passes inside it, which recompute a part of the model, tell it only of their sums.
+///
+/// # Errors
+/// As [`backward`], and those of `listener`.
+pub fn backward_with(loss: &Tensor, listener: Rc<dyn GradientListener>) -> Result<GradStore> {
+    collect(loss, Some(listener))
+}
+
+fn collect(loss: &Tensor, listener: Option<Rc<dyn GradientListener>>) -> Result<GradStore> {
+    let own = Collected {
+        listener,
+        ..Collected::default()
+    };
+    let before = COLLECTOR.with(|collector| collector.borrow_mut().replace(own));
     let collection = Collection(before);
     let grads = loss.backward();
     let collected = COLLECTOR.with(|collector| collector.borrow_mut().take());
     drop(collection);
-    let Collected { gradients, error } = collected.unwrap_or_default();
+    let Collected {
+        gradients, error, ..
+    } = collected.unwrap_or_default();
     let mut grads = match (grads, error) {
         (Ok(grads), _) => grads,
         (Err(_), Some(error)) => return Err(error),
@@ -87,20 +117,25 @@ pub(crate) fn offer(argument: &Tensor, gradient: &mut Option<Tensor>) -> Result<
     if !argument.is_variable() {
         return Ok(());
     }
-    COLLECTOR.with(|collector| {
+    let told = COLLECTOR.with(|collector| {
         let mut collector = collector.borrow_mut();
         let Some(collected) = collector.as_mut() else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(new) = gradient.take() else {
-            return Ok(());
+            return Ok(None);
         };
         let gradients = &mut collected.gradients;
         let sum = match gradients.remove(&argument.id()) {
             Some(old) => (old + new)?,
             None => new,
         };
-        gradients.insert(argument.id(), sum);
-        Ok(())
-    })
+        gradients.insert(argument.id(), sum.clone());
+        Ok::<_, Error>(collected.listener.clone().map(|listener| (listener, sum)))
+    })?;
+    // The collector is not borrowed here: the listener runs code of others.
+    match told {
+        Some((listener, sum)) => listener.collected(argument, &sum),
+        None => Ok(()),
+    }
 }

@@ -8,5 +8,5 @@ mod collect;
 pub mod wide;
 
 pub(crate) use attach::{Ready, attach, attach_all};
-pub use collect::backward;
 pub(crate) use collect::is_open;
+pub use collect::{GradientListener, backward, backward_with};

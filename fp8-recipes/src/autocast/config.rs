@@ -29,6 +29,9 @@ pub struct Autocast {
     pub training: bool,
     /// The casts.
     pub recipe: Recipe,
+    /// The place of a micro-batch in its step, over all ranks: each draws the random bits of stochastic rounding by itself, so that a
+    /// step gives the same bits however its micro-batches are divided over ranks. 0 if a step has one.
+    pub micro_batch: u32,
     /// Ranks over which amaxes are reduced, if the recipe reduces them.
     pub reduction_group: Option<Arc<dyn ReductionGroup>>,
     /// Measures every cast of the layers inside; None costs nothing.
@@ -46,6 +49,7 @@ impl Default for Autocast {
             calibrating: false,
             training: true,
             recipe: Recipe::default(),
+            micro_batch: 0,
             reduction_group: None,
             stats: None,
             cast_observer: None,
@@ -95,6 +99,7 @@ setters! { Autocast:
     enabled(enabled: bool);
     calibrating(calibrating: bool);
     training(training: bool);
+    micro_batch(micro_batch: u32);
 }
 
 impl TryFrom<&str> for Autocast {

@@ -5,9 +5,8 @@ use super::session::Session;
 use super::settings::{LayerStep, Mode, Settings};
 use super::state::Fp8State;
 use crate::error::{GuardError, Result};
-use fp8_candle::StateTable;
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// The settings and the step of a guard.
 #[derive(Debug, Clone)]
@@ -92,21 +91,6 @@ pub(super) struct Frame {
 pub(super) struct ThreadState {
     pub(super) frames: Vec<Frame>,
     pub(super) next_id: u64,
-    /// The tables of steps that guards of this thread have ended; [`super::end_step`] updates them outside of a guard.
-    pub(super) tables: Vec<Weak<StateTable>>,
-}
-
-impl ThreadState {
-    /// Remembers each table once and forgets dropped ones.
-    pub(super) fn remember(&mut self, tables: &[Arc<StateTable>]) {
-        self.tables.retain(|table| table.strong_count() > 0);
-        for table in tables {
-            let new = Arc::downgrade(table);
-            if !self.tables.iter().any(|known| known.ptr_eq(&new)) {
-                self.tables.push(new);
-            }
-        }
-    }
 }
 
 thread_local! {

@@ -1,5 +1,6 @@
 //! What happens to the recordings of a step when it ends.
 
+use super::job::in_order;
 use super::state::{Calibration, Fp8State, casts_of, delayed_rule};
 use super::summary::StepSummary;
 use crate::config::{ResolvedConfig, ScalingType};
@@ -23,6 +24,10 @@ pub(super) struct UsedLayer {
 /// The recordings and the used layers of a step that has ended.
 pub(super) struct EndedStep {
     pub(super) steps: Vec<Arc<StepCells>>,
+    /// Other ranks may have used tables that this one has not.
+    pub(super) shared: bool,
+    /// Tables that reduce over ranks, used or not.
+    pub(super) reducing: Vec<Arc<StateTable>>,
     pub(super) used: Vec<UsedLayer>,
 }
 
@@ -49,13 +54,23 @@ impl EndedStep {
     pub(super) fn commit(&self) -> Result<StepSummary> {
         let mut summary = self.summary();
         let mut first = Ok(());
-        for table in self.tables() {
+        let mut tables = self.tables();
+        for table in &self.reducing {
+            if !tables.iter().any(|known| Arc::ptr_eq(known, table)) {
+                tables.push(table.clone());
+            }
+        }
+        in_order(&mut tables, |table| table);
+        for table in tables {
             let own = self.steps.iter().map(|step| &**step);
             let own: Vec<_> = own
                 .filter(|step| Arc::ptr_eq(step.table(), &table) && step.mark().is_some())
                 .collect();
-            let done = table.commit_all(&own);
+            let done = table.commit_all(&own, self.shared);
             first = first.and(done);
+            if own.is_empty() {
+                continue;
+            }
             table.report()?;
             if let Some(mark) = own.first().and_then(|step| step.mark().cloned()) {
                 let began = table.began()?;

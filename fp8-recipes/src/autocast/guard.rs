@@ -2,6 +2,7 @@
 
 use super::Autocast;
 use super::context::{Context, Frame, Scope, check_thread, current_runs, on_thread};
+use super::job;
 use super::session::{Purpose, Session};
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
@@ -61,7 +62,7 @@ where
     let (step, session) = match (outer, wanted) {
         (Some(outer), _) => (Membership::Joined(outer.clone()), Some(outer)),
         (None, Some(purpose)) => {
-            let own = Arc::new(Session::new(purpose));
+            let own = Arc::new(Session::new(purpose, autocast.reduction_group.clone()));
             (Membership::Own(own.clone()), Some(own))
         }
         (None, None) => (Membership::None, None),
@@ -69,6 +70,7 @@ where
     let settings = Settings {
         mode,
         training: autocast.training,
+        micro_batch: autocast.micro_batch,
         config,
         group: autocast.reduction_group,
         stats: autocast
@@ -204,7 +206,7 @@ impl AutocastGuard {
             }
             (Membership::Own(session), End::Close) => {
                 let (tables, done) = session.close();
-                on_thread(|thread| thread.remember(&tables));
+                job::remember(&tables);
                 done
             }
         }

@@ -21,6 +21,7 @@ mod context;
 mod ended_step;
 mod guard;
 mod handle;
+mod job;
 mod operator;
 mod plan;
 mod replay;

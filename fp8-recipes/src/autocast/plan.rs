@@ -184,7 +184,9 @@ impl<'a> Maker<'a> {
                 let counter = slot_of(Role::GradOutput)?.clone();
                 let draw = match operand {
                     Operand::Weight | Operand::WeightForGradInput => Draw::OfValues,
-                    _ if settings.training => Draw::Next,
+                    _ if settings.training => Draw::Next {
+                        micro_batch: settings.micro_batch,
+                    },
                     _ => Draw::Evaluation(operand as u32),
                 };
                 quantizer

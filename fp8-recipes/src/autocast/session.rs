@@ -1,6 +1,7 @@
 //! What the guards of one step share: the layers that were used since the outermost guard opened.
 
 use super::ended_step::{EndedStep, UsedLayer};
+use super::job::{Job, in_order};
 use super::settings::{Mode, Settings};
 use super::state::{Fp8State, delayed_rule};
 use super::summary::StepSummary;
@@ -35,19 +36,30 @@ pub(super) struct Session {
     unprepared: Mutex<Vec<String>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Progress {
     closed: bool,
     steps: Vec<Arc<StepCells>>,
     /// Layers that signed in since the last step ended, by address of their state.
     used: HashMap<usize, UsedLayer>,
+    job: Job,
+    /// The gradients of the step before have been updated, of every table that reduces over ranks.
+    began: bool,
 }
 
 impl Session {
-    pub(super) fn new(purpose: Purpose) -> Self {
+    /// The session of a guard with this group, which is opened now on this thread.
+    pub(super) fn new(purpose: Purpose, group: Option<Arc<dyn ReductionGroup>>) -> Self {
+        let progress = Progress {
+            closed: false,
+            steps: vec![],
+            used: HashMap::new(),
+            job: Job::new(group),
+            began: false,
+        };
         Self {
             purpose,
-            state: Mutex::default(),
+            state: Mutex::new(progress),
             failed: AtomicBool::new(false),
             used: AtomicBool::new(false),
             unprepared: Mutex::default(),
@@ -106,9 +118,14 @@ impl Session {
             if state.closed {
                 return Err(GuardError::Closed.into());
             }
-            !(state.steps.iter()).any(|step| Arc::ptr_eq(step.table(), table))
+            let known = state.steps.iter();
+            let known = known
+                .map(|step| step.table())
+                .any(|known| Arc::ptr_eq(known, table));
+            !known
         };
         if first_use && self.purpose == Purpose::Training {
+            self.begin()?;
             // The backward pass of the model's last step is over. The lock is not held here, because a reduction over ranks
             // may run the user's code.
             table.update_gradients()?;
@@ -165,14 +182,32 @@ impl Session {
         Ok(step)
     }
 
+    /// Updates the gradients of the step before in every table that reduces over ranks, whether this rank uses it now or not: once
+    /// a step, and on all ranks before anything else of the step is reduced.
+    fn begin(&self) -> Result<()> {
+        let tables = {
+            let mut state = self.lock();
+            if std::mem::replace(&mut state.began, true) {
+                return Ok(());
+            }
+            state.job.reducing()
+        };
+        for table in tables {
+            table.update_gradients()?;
+        }
+        Ok(())
+    }
+
     /// Ends the session; returns its tables and what was cast. Finishes every table; returns the first error.
     pub(super) fn close(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
+        let began = self.begin_unused();
         let ended = self.take(true);
         let done = match self.purpose {
-            Purpose::Training => ended.commit(),
+            Purpose::Training => began.and(ended.commit()),
             Purpose::Evaluation => ended.report(),
             Purpose::Calibration => ended.calibrate(),
         };
+        self.count_step();
         (ended.tables(), self.with_static_casts(done))
     }
 
@@ -200,12 +235,28 @@ impl Session {
         }
     }
 
+    /// [`Session::begin`] for a step that has used no model.
+    fn begin_unused(&self) -> Result<()> {
+        match self.purpose {
+            Purpose::Training => self.begin(),
+            Purpose::Evaluation | Purpose::Calibration => Ok(()),
+        }
+    }
+
     /// Ends a step of a session that continues.
     pub(super) fn end_step(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
+        let began = self.begin_unused();
         let ended = self.take(false);
         self.failed.store(false, Ordering::Relaxed);
-        let done = self.with_static_casts(ended.commit());
+        let done = self.with_static_casts(began.and(ended.commit()));
+        self.count_step();
         (ended.tables(), done)
+    }
+
+    /// Begins the next step of a session that continues, once the tables of the last are known to the thread.
+    pub(super) fn next_step(&self) {
+        let mut state = self.lock();
+        (state.job, state.began) = (state.job.next(), false);
     }
 
     /// Discards what was recorded.
@@ -213,16 +264,25 @@ impl Session {
         for step in self.take(true).steps {
             step.abort();
         }
+        self.count_step();
+    }
+
+    /// One rank alone may evaluate.
+    fn count_step(&self) {
+        if self.purpose != Purpose::Evaluation {
+            self.lock().job.count_step();
+        }
     }
 
     fn take(&self, closes: bool) -> EndedStep {
         let mut state = self.lock();
         state.closed |= closes;
         let mut steps = std::mem::take(&mut state.steps);
-        // Threads use models in any order, but all ranks must reduce them in the same one.
-        steps.sort_by_cached_key(|step| step.table().names().into_iter().next());
+        in_order(&mut steps, |step| step.table());
         EndedStep {
             steps,
+            shared: state.job.has_group(),
+            reducing: state.job.reducing(),
             used: std::mem::take(&mut state.used).into_values().collect(),
         }
     }

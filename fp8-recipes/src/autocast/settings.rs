@@ -18,6 +18,8 @@ pub(crate) enum Mode {
 pub(crate) struct Settings {
     pub(crate) mode: Mode,
     pub(crate) training: bool,
+    /// The place of the micro-batch in its step, over all ranks.
+    pub(super) micro_batch: u32,
     pub(crate) config: Arc<ResolvedConfig>,
     pub(super) group: Option<Arc<dyn ReductionGroup>>,
     pub(crate) stats: Option<CastStats>,

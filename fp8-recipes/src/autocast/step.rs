@@ -4,11 +4,12 @@ use super::Autocast;
 use super::context::{is_recomputing, on_thread};
 use super::ended_step::update_gradients;
 use super::guard::fp8_autocast;
+use super::job;
 use super::session::Purpose;
 use super::settings::Mode;
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
-use std::sync::Weak;
+use std::sync::Arc;
 
 /// Ends the training step in progress on this thread: updates the delayed scales of inputs, weights and output gradients from the
 /// amaxes recorded since the last step ended, and returns what was cast. The guard stays open, so that one guard may enclose a whole
@@ -46,22 +47,19 @@ pub fn end_step() -> Result<StepSummary> {
     });
     let session = session.flatten();
     // The thread's state is not borrowed here, because a reduction over ranks may run the user's code.
-    let (mut first, mut tables) = match session {
+    let (mut first, mut tables) = match &session {
         Some(session) => {
             let (tables, done) = session.end_step();
             (done, tables)
         }
         None => (Ok(StepSummary::default()), vec![]),
     };
-    let known = on_thread(|thread| thread.tables.clone()).unwrap_or_default();
-    for table in known.iter().filter_map(Weak::upgrade) {
-        if !tables
-            .iter()
-            .any(|other| std::sync::Arc::ptr_eq(other, &table))
-        {
+    for table in job::tables() {
+        if !tables.iter().any(|other| Arc::ptr_eq(other, &table)) {
             tables.push(table);
         }
     }
+    job::in_order(&mut tables, |table| table);
     for table in &tables {
         let done = update_gradients(table);
         match (&mut first, done) {
@@ -69,6 +67,10 @@ pub fn end_step() -> Result<StepSummary> {
             (Ok(_), Err(error)) => first = Err(error),
             (Err(_), _) => {}
         }
+    }
+    if let Some(session) = session {
+        job::remember(&tables);
+        session.next_step();
     }
     first
 }

@@ -38,7 +38,11 @@ struct RowMeta {
     history_len: usize,
     format: Option<Format>,
     calibrated: bool,
+    /// Of the first micro-batch of each step.
     draws: u32,
+    /// Of the other micro-batches.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    more_draws: BTreeMap<u32, u32>,
     id: u32,
 }
 
@@ -126,12 +130,15 @@ pub(super) fn save(layers: &[PreparedLayer]) -> Result<(BTreeMap<String, Tensor>
         let end = histories.len() + len;
         histories.extend_from_slice(&row.amax_history);
         histories.resize(end, 0f32);
+        let mut more_draws = row.draws.clone();
+        let draws = more_draws.remove(&0).unwrap_or(0);
         meta.rows.push(RowMeta {
             name: name.clone(),
             history_len: row.amax_history.len(),
             format: row.format,
             calibrated: row.calibrated_amax.is_some(),
-            draws: row.draws,
+            draws,
+            more_draws,
             id: row.id,
         });
     }
@@ -219,7 +226,10 @@ pub(super) fn take(
             non_finite: non_finite[i],
             calibrated_amax: row.calibrated.then_some(calibrated[i]),
             format: row.format,
-            draws: row.draws,
+            draws: match row.draws {
+                0 => row.more_draws,
+                draws => row.more_draws.into_iter().chain([(0, draws)]).collect(),
+            },
             id: row.id,
         };
         check(&saved, &row.name)?;
@@ -276,7 +286,7 @@ impl StoredState {
                 non_finite: 0,
                 calibrated_amax: None,
                 format: None,
-                draws: 0,
+                draws: BTreeMap::new(),
                 id: row.id,
             };
         }

@@ -124,7 +124,14 @@ impl Run {
         let moments = self.optimizer.state().unwrap();
         all.extend(moments.iter().map(|(name, t)| (name.clone(), bits(t))));
         for (name, row) in fp8_state(&self.fc).unwrap() {
-            all.push((name, vec![row.quant_scale.to_bits(), row.draws, row.id]));
+            all.push((
+                name,
+                [
+                    vec![row.quant_scale.to_bits(), row.id],
+                    row.draws.values().copied().collect(),
+                ]
+                .concat(),
+            ));
         }
         all.sort();
         all

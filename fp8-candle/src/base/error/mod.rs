@@ -195,6 +195,22 @@ pub enum Error {
         /// Dtype that came back.
         dtype: DType,
     },
+    /// Ranks reduce different amaxes.
+    #[error(
+        "after {step} steps of this rank: the amaxes of {phase} of the model with `{}` ({rows} rows) met other amaxes of another rank; all ranks \
+         must train the same models in the same order and abort the same steps",
+        first.as_deref().unwrap_or("no rows")
+    )]
+    RanksDisagree {
+        /// What the amaxes are of.
+        phase: &'static str,
+        /// Steps that have ended on this rank.
+        step: u64,
+        /// Rows of the table.
+        rows: usize,
+        /// Name of its first row.
+        first: Option<String>,
+    },
     /// Saved state has a value that no step can produce.
     #[error("`{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
     StateValue {

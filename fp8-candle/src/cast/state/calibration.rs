@@ -1,9 +1,9 @@
 //! Scales from the amaxes of calibration batches.
 
 use super::group::ReductionGroup;
+use super::reduction::{Phase, Reduction};
 use super::step::StepCells;
 use super::table::{Initial, Inner, RowRule, StateTable, check_history_len, longer};
-use super::update::all_reduce_max;
 use crate::base::data::columns::{Columns, Recorded, RowUpdate};
 use crate::base::error::{Error, Result};
 use crate::device::backend;
@@ -67,7 +67,7 @@ impl StateTable {
     /// state stays as well.
     ///
     /// # Errors
-    /// If the reduction fails; nothing is changed then.
+    /// If the reduction fails, or other ranks reduce something else; nothing is changed then.
     pub fn finish_calibration(
         &self,
         step: &StepCells,
@@ -83,7 +83,12 @@ impl StateTable {
             if let Some(group) = group {
                 let len = amaxes.len();
                 let mine = Tensor::from_vec(amaxes, len, self.device())?;
-                amaxes = all_reduce_max(group, &mine)?.to_vec1()?;
+                let reduction = Reduction {
+                    table: self,
+                    phase: Phase::Calibration,
+                    used: true,
+                };
+                amaxes = reduction.run(group, &mine)?.0.to_vec1()?;
             }
             self.calibrate(step, rows, &amaxes)
         })

@@ -2,16 +2,21 @@
 
 use crate::base::error::Result;
 use candle_core::Tensor;
+use std::sync::atomic::AtomicU64;
 
 /// The ranks that train one model together and must use the same scales.
 ///
 /// [`ReductionGroup::all_reduce_max`] is called with one vector per table, with an entry for every row and 0 where this rank
-/// recorded nothing: a rank whose experts got no tokens sends as much as the others. It is called
-/// - when an outermost training guard closes, for every model used in it (calibrating guards too),
-/// - for gradients, when a model is next used in such a guard, or at `end_step`.
+/// recorded nothing: a rank whose experts got no tokens sends as much as the others. Three more entries say whether this rank has
+/// used the table, and carry a number made from the names of the rows, the number of the step and the kind of amaxes, with its
+/// complement: under the maximum both stay what they are only if all ranks have sent the same. It is called
+/// - when an outermost training guard closes, for every model that this thread has trained with a group (calibrating guards: for the
+///   models used in them),
+/// - for gradients, when the thread next trains any model, or at `end_step`.
 ///
-/// So every rank has to use the same models in each of its guards, though not the same layers. Tables come in the order of
-/// the names of their first rows.
+/// So a rank may leave out layers, and whole models that it has used before; but all ranks have to abort the same steps, and a model's
+/// first step has to be the same on all. Tables come in the order of the names of their first rows. Ranks that disagree get
+/// [`crate::Error::RanksDisagree`].
 pub trait ReductionGroup: std::fmt::Debug + Send + Sync {
     /// Number of ranks.
     fn ranks(&self) -> usize;
@@ -21,6 +26,12 @@ pub trait ReductionGroup: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Report your own as [`crate::Error::Group`]. The step then changes no scale, and loses no amax.
     fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor>;
+
+    /// Counts the steps of the guards with this group on this rank, aborted ones too: ranks compare it, so that one that has aborted a
+    /// step alone is noticed. All uses of the group share the counter; without one, this is not checked.
+    fn steps(&self) -> Option<&AtomicU64> {
+        None
+    }
 }
 
 /// A job with one process: the maximum is the amax itself.

@@ -17,6 +17,7 @@ mod calibration;
 mod group;
 mod mark;
 mod non_finite;
+mod reduction;
 mod role;
 mod saved;
 mod slot;

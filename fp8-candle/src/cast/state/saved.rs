@@ -6,6 +6,7 @@ use crate::base::check::{check_dims, check_dtype};
 use crate::base::error::{Error, Result, shape_error};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Everything about one row that a later run needs to continue bit-exactly. Amaxes waiting for an update are not included.
@@ -23,8 +24,8 @@ pub struct SavedRow {
     pub calibrated_amax: Option<f32>,
     /// The format that the scale was made for; `None` for the initial scale.
     pub format: Option<Format>,
-    /// Stochastic roundings so far.
-    pub draws: u32,
+    /// Stochastic roundings so far, by the place of the micro-batch in its step.
+    pub draws: BTreeMap<u32, u32>,
     /// The row's tensor id in stochastic rounding.
     pub id: u32,
 }
@@ -85,7 +86,7 @@ impl StateTable {
                 non_finite: counts[index],
                 calibrated_amax: row.calibrated_amax,
                 format: row.format,
-                draws: row.draws,
+                draws: row.draws.clone(),
                 id: row.id,
             };
             Ok((row.name.clone(), saved))
@@ -136,7 +137,7 @@ impl StateTable {
             row.made_by = None;
             row.window = saved.amax_history.len();
             row.calibrated_amax = saved.calibrated_amax;
-            (row.draws, row.id) = (saved.draws, saved.id);
+            (row.draws, row.id) = (saved.draws.clone(), saved.id);
             row.touched = false;
         }
         let device = self.device();

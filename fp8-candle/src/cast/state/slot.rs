@@ -39,6 +39,9 @@ pub struct SlotTensors {
     pub non_finite: Tensor,
 }
 
+/// Micro-batches differ in the key. Odd, so that no two of them share one.
+const MICRO_BATCH: u64 = 0xbf58_476d_1ce4_e5b9;
+
 /// quant_scale and dequant_scale, f32 `[1]` each.
 pub(crate) type Scales = (Tensor, Tensor);
 
@@ -124,12 +127,14 @@ impl Slot {
 
     /// The key for the next stochastic rounding of this tensor. No two roundings of a table use the same bits, in any step,
     /// because the number of roundings is part of the table and of its checkpoints. `seed` is the run's; the tensor's id is
-    /// made from the row's name, so that two models of one run whose layers have the same names need two seeds.
-    pub fn next_stochastic_key(&self, seed: u64) -> StochasticKey {
-        let key = self.stochastic_key(seed);
+    /// made from the row's name, so that two models of one run whose layers have the same names need two seeds. Each `micro_batch` of a
+    /// step has bits and a count of its own, see [`Draw::Next`](crate::Draw::Next).
+    pub fn next_stochastic_key(&self, seed: u64, micro_batch: u32) -> StochasticKey {
+        let key = self.stochastic_key(seed ^ MICRO_BATCH.wrapping_mul(micro_batch.into()));
         self.with(|row, _| {
-            let step = row.draws;
-            row.draws = row.draws.wrapping_add(1);
+            let draws = row.draws.entry(micro_batch).or_default();
+            let step = *draws;
+            *draws = draws.wrapping_add(1);
             StochasticKey { step, ..key }
         })
     }
@@ -138,7 +143,7 @@ impl Slot {
     pub(crate) fn stochastic_key(&self, seed: u64) -> StochasticKey {
         self.with(|row, _| StochasticKey {
             seed,
-            step: row.draws,
+            step: row.draws.get(&0).copied().unwrap_or(0),
             tensor: row.id,
         })
     }

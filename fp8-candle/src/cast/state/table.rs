@@ -9,7 +9,7 @@ use crate::base::sync::{lock, read, write};
 use crate::device::{AmaxCells, backend};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 /// How delayed scaling updates a row, from the last recipe with a delayed cast of it.
@@ -85,8 +85,8 @@ pub(super) struct Row {
     pub(super) initial: Initial,
     /// The amax from calibration, until training continues.
     pub(super) calibrated_amax: Option<f32>,
-    /// Stochastic roundings so far.
-    pub(super) draws: u32,
+    /// Stochastic roundings so far, by micro-batch.
+    pub(super) draws: BTreeMap<u32, u32>,
     /// The row's tensor id in stochastic rounding.
     pub(super) id: u32,
     /// An amax was recorded since the last update, even 0.
@@ -115,6 +115,8 @@ pub(super) struct Inner {
     pub(super) columns: Columns,
     /// A training step was committed since gradients were last updated.
     pub(super) gradients_due: bool,
+    /// A hash of the names of all rows in order, which ranks compare.
+    pub(super) names_hash: u64,
     /// What [`StateTable::report`] last returned.
     pub(super) reported: Tensor,
 }
@@ -163,6 +165,7 @@ impl StateTable {
                 rows: vec![],
                 columns: initial_columns(0, 0, device)?,
                 gradients_due: false,
+                names_hash: 0xcbf2_9ce4_8422_2325,
                 reported: Tensor::zeros(0, DType::U32, device)?,
             }),
             running: RwLock::new(backend(device)?.amax_cells(device, 0)?),
@@ -198,6 +201,8 @@ impl StateTable {
             while !taken.insert(id) {
                 id = id.wrapping_add(1);
             }
+            // With a byte that no name has between them.
+            inner.names_hash = name.bytes().chain([0xff]).fold(inner.names_hash, fnv_1a);
             inner.rows.push(Row {
                 name: name.into(),
                 role,
@@ -210,7 +215,7 @@ impl StateTable {
                 epoch: 0,
                 initial: Initial::Yes,
                 calibrated_amax: None,
-                draws: 0,
+                draws: BTreeMap::new(),
                 id,
                 touched: false,
             });
@@ -266,6 +271,13 @@ impl StateTable {
         self.lock().gradients_due
     }
 
+    /// Whether amaxes of a row are reduced over ranks, by the latest rules.
+    pub fn reduces(&self) -> bool {
+        let inner = self.lock();
+        let mut rules = inner.rows.iter().filter_map(|row| row.rule.as_ref());
+        rules.any(|rule| rule.group.is_some())
+    }
+
     // A panic while the lock is held leaves the values whole, since columns are replaced at once: a poisoned lock is still
     // usable.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -288,10 +300,13 @@ impl StateTable {
 /// A tensor id for stochastic rounding, the same in every run: FNV-1a with 64 bits, folded. Two models of one run have other bits
 /// unless their layers have the same names.
 fn id_of(name: &str) -> u32 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv_1a);
     (hash ^ (hash >> 32)) as u32
+}
+
+/// One step of FNV-1a with 64 bits.
+pub(super) fn fnv_1a(hash: u64, byte: u8) -> u64 {
+    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
 }
 
 /// Scales of 1 and histories of zeros.

@@ -1,31 +1,30 @@
 //! Ending a step: merging its amaxes into the table, and new scales for all rows at once.
 
-use super::group::ReductionGroup;
+use super::reduction::{Phase, Reduction};
 use super::role::Role;
 use super::step::{Notes, StepCells};
 use super::table::{IdleRule, Initial, Inner, RowRule, StateTable, check_history_len, longer};
 use crate::base::data::columns::{Recorded, RowUpdate};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::device::backend;
-use candle_core::{DType, Tensor};
-use std::sync::Arc;
 
 impl StateTable {
     /// Commits a training step: merges what it recorded, adopts the rules of its casts, and updates the rows of inputs and
     /// weights. Gradients wait for [`StateTable::update_gradients`], since their backward pass may come later.
     ///
     /// # Errors
-    /// If the reduction over ranks fails or does not return a vector that fits this table. Nothing is lost then: the next
-    /// update includes this one.
+    /// If the reduction over ranks fails, does not return a vector that fits this table, or other ranks reduce something else. Nothing is
+    /// lost then: the next update includes this one.
     pub fn commit(&self, step: &StepCells) -> Result<()> {
-        self.commit_all(&[step])
+        self.commit_all(&[step], false)
     }
 
-    /// [`StateTable::commit`] for the parts of one step: rows added in the middle of it have cells of their own.
+    /// [`StateTable::commit`] for the parts of one step: rows added in the middle of it have cells of their own. If other ranks may have
+    /// used the table (`shared`), rows that reduce over ranks are also updated without parts, where another rank has used it.
     ///
     /// # Errors
     /// As [`StateTable::commit`].
-    pub fn commit_all(&self, steps: &[&StepCells]) -> Result<()> {
+    pub fn commit_all(&self, steps: &[&StepCells], shared: bool) -> Result<()> {
         let mut delayed = false;
         for step in steps {
             if step.merge_into_table()? {
@@ -34,15 +33,19 @@ impl StateTable {
                 self.lock().adopt(notes, step);
             }
         }
-        if !delayed {
+        if !delayed && !(shared && self.reduces()) {
             return Ok(());
         }
-        self.lock().gradients_due = true;
         let _updating = self.updating();
-        self.update(|role| !role.is_gradient())
+        // Due also if the update fails: the next one includes it.
+        self.lock().gradients_due |= delayed;
+        if self.update(Phase::Forward, delayed)? {
+            self.lock().gradients_due = true;
+        }
+        Ok(())
     }
 
-    /// Updates the rows of gradients if a training step was committed since the last time.
+    /// Updates the rows of gradients if a training step was committed since the last time, here or on another rank.
     ///
     /// # Errors
     /// As [`StateTable::commit`].
@@ -51,13 +54,15 @@ impl StateTable {
         if !self.gradients_due() {
             return Ok(());
         }
-        self.update(Role::is_gradient)?;
+        self.update(Phase::Gradients, true)?;
         self.lock().gradients_due = false;
         Ok(())
     }
 
-    /// Updates the rows of some roles from the running amaxes, and resets those to 0.
-    fn update(&self, roles: impl Fn(Role) -> bool) -> Result<()> {
+    /// Updates the rows of a phase from the running amaxes, and resets those to 0, if this rank (`used`) or another has used the
+    /// table. Returns whether one has.
+    fn update(&self, phase: Phase, used: bool) -> Result<bool> {
+        let roles = |role: Role| role.is_gradient() == (phase == Phase::Gradients);
         let (which, rules): (Vec<bool>, Vec<Option<RowRule>>) = {
             let inner = self.lock();
             let row = |row: &super::table::Row| {
@@ -70,48 +75,20 @@ impl StateTable {
             table: self,
             recorded: Some(self.running().take(&which)?),
         };
-        if let Some(recorded) = &taken.recorded {
-            let reduced = self.reduced(recorded, &rules)?;
+        let Some(recorded) = &taken.recorded else {
+            return Ok(false);
+        };
+        let reduction = Reduction {
+            table: self,
+            phase,
+            used,
+        };
+        let (reduced, used) = reduction.over_groups(recorded, &rules)?;
+        if used {
             self.apply(&rules, &reduced)?;
+            taken.recorded = None;
         }
-        taken.recorded = None;
-        Ok(())
-    }
-
-    /// The maximum over the ranks. Each group gets the amaxes of all rows in one vector, 0 for rows that are not its own, so
-    /// that every rank sends the same number, whatever its layers saw.
-    fn reduced(&self, recorded: &Recorded, rules: &[Option<RowRule>]) -> Result<Recorded> {
-        let group_of = |rule: &Option<RowRule>| rule.as_ref().and_then(|rule| rule.group.clone());
-        let mut groups: Vec<Arc<dyn ReductionGroup>> = vec![];
-        for group in rules.iter().filter_map(group_of) {
-            if !groups.iter().any(|other| Arc::ptr_eq(other, &group)) {
-                groups.push(group);
-            }
-        }
-        let mut amax = recorded.amax.clone();
-        for group in groups {
-            let mine: Vec<u8> = (rules.iter().map(group_of))
-                .map(|other| {
-                    other
-                        .is_some_and(|other| Arc::ptr_eq(&other, &group))
-                        .into()
-                })
-                .collect();
-            let all_mine = mine.iter().all(|&mine| mine == 1);
-            let reduce = |amaxes: &Tensor| all_reduce_max(&*group, amaxes);
-            amax = if all_mine {
-                reduce(&amax)?
-            } else {
-                let len = mine.len();
-                let mine = Tensor::from_vec(mine, len, self.device())?;
-                let zeros = amax.zeros_like()?;
-                mine.where_cond(&reduce(&mine.where_cond(&amax, &zeros)?)?, &amax)?
-            };
-        }
-        Ok(Recorded {
-            amax,
-            non_finite: recorded.non_finite.clone(),
-        })
+        Ok(used)
     }
 
     fn apply(&self, rules: &[Option<RowRule>], recorded: &Recorded) -> Result<()> {
@@ -217,17 +194,4 @@ impl Recorded {
             non_finite: self.non_finite.pad_with_zeros(0, 0, more)?,
         })
     }
-}
-
-/// The group's maximum, after a check that it has as many f32 as were sent.
-pub(super) fn all_reduce_max(group: &dyn ReductionGroup, amaxes: &Tensor) -> Result<Tensor> {
-    let reduced = group.all_reduce_max(amaxes)?;
-    if reduced.dims() != amaxes.dims() || reduced.dtype() != DType::F32 {
-        return Err(Error::Reduction {
-            sent: amaxes.elem_count(),
-            got: reduced.dims().to_vec(),
-            dtype: reduced.dtype(),
-        });
-    }
-    Ok(reduced.to_device(amaxes.device())?.contiguous()?)
 }

@@ -36,7 +36,7 @@ fn a_failed_or_short_reduction_loses_nothing() -> Result<()> {
         record(&step, 2, 7.);
         let error = table.commit(&step).unwrap_err().to_string();
         let part = if fault == "short" {
-            "expected f32 [3]"
+            "expected f32 [6]"
         } else {
             fault
         };
@@ -139,7 +139,7 @@ fn the_parts_of_a_step_are_one_update() -> Result<()> {
     late.note_rule(3, Role::Input, rule(&rank));
     record(&late, 0, 7.);
     record(&late, 3, 3.5);
-    table.commit_all(&[&early, &late])?;
+    table.commit_all(&[&early, &late], false)?;
     assert_eq!(*rank.sent.lock().unwrap(), [vec![7., 0., 0., 3.5]]);
     assert_eq!(state(&slots[0]), (64., vec![7., 0.]));
     assert_eq!(state(&Slot::new(&table, 3)), (128., vec![3.5, 0.]));
