@@ -18,6 +18,7 @@
 //! | study FP8 without the hardware, as with the FP8 Emulation Toolkit | [`emulation`] |
 //! | train with a scale for every tensor, without f32 copies | [`scaled`] |
 //! | use several threads | [`threads`] |
+//! | use several processes, several machines | [`distributed`] |
 //! | use NVIDIA GPUs | [`gpus`] |
 //! | see what was measured | [`benchmarks`] |
 //! | handle errors | [`errors`] |
@@ -53,6 +54,7 @@ pages! {
     emulation "guide/emulation.md";
     scaled "guide/scaled.md";
     threads "guide/threads.md";
+    distributed "guide/distributed.md";
     gpus "guide/gpus.md";
     benchmarks "benchmarks.md";
     errors "guide/errors.md";

@@ -47,6 +47,7 @@ pub use fp8_core;
 // The derive macro of the trait of this name; the code that it generates refers to this crate.
 pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
 pub use fp8_files;
+pub use fp8_ranks as ranks;
 pub use fp8_recipes;
 pub use fp8_recipes::*;
 pub use fp8_scaled;

@@ -1,7 +1,9 @@
 //! Which layers a run trains in FP8.
 
-use crate::gpt::Gpt;
+use crate::gpt::{Gpt, GptConfig};
 use anyhow::Result;
+use candle_core::{DType, Device};
+use candle_nn::{VarBuilder, VarMap};
 use fp8::{Outcome, PrepareOptions, PrepareReport, Recipe, prepare_fp8};
 
 /// The run that trains with `delayed` in the layers where FP8 is faster on this machine.
@@ -27,6 +29,18 @@ pub fn prepare(
         _ => {}
     }
     Ok(prepare_fp8(model, &options)?)
+}
+
+/// The layers that [`AUTO`] leaves in high precision on this machine.
+pub fn measured(
+    recipe: &Recipe,
+    config: &GptConfig,
+    tokens: usize,
+    device: &Device,
+) -> Result<Vec<String>> {
+    let vars = VarMap::new();
+    let model = Gpt::new(config, VarBuilder::from_varmap(&vars, DType::F32, device))?;
+    Ok(slow(&prepare(AUTO, recipe, &model, tokens, None)?))
 }
 
 /// The layers that stay in high precision.

@@ -21,11 +21,13 @@ mod outcome;
 #[path = "../shared/parameters.rs"]
 mod parameters;
 mod plot;
+mod ranks;
 mod record;
 mod run;
 #[allow(dead_code, reason = "generate uses the rest")]
 #[path = "../shared/runs.rs"]
 mod runs;
+mod settings;
 mod size;
 mod training;
 #[allow(dead_code, reason = "generate uses the rest")]
@@ -41,8 +43,10 @@ use end::end;
 use flags::Flags;
 use gpt::GptConfig;
 use gpt::attention::Operands;
+use ranks::{Parallel, Ranks};
 use record::{Line, Metrics, trim_stats};
-use run::{Run, Settings, saved_settings};
+use run::Run;
+use settings::{Settings, saved_settings};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,6 +67,12 @@ struct Args {
     /// Sequences per batch [default: 8]
     #[arg(long)]
     batch: Option<usize>,
+    /// Divide each batch into so many parts with gradients of their own [default: one for each rank]
+    #[arg(long)]
+    micro_batches: Option<usize>,
+    /// What the ranks of a job divide; start them with `mpirun -n N` and build with `--features mpi`
+    #[arg(long)]
+    parallel: Option<Parallel>,
     /// Features of a token, an even number for each head [default: 256]
     #[arg(long)]
     hidden: Option<usize>,
@@ -107,10 +117,16 @@ struct Args {
 
 fn main() -> ExitCode {
     fp8::keep_freed_memory();
-    end(example(&Args::parse()))
+    end(job(&Args::parse()))
 }
 
-fn example(args: &Args) -> Result<()> {
+fn job(args: &Args) -> Result<()> {
+    let ranks = Ranks::join(args.parallel)?;
+    example(args, &ranks)?;
+    ranks.finish()
+}
+
+fn example(args: &Args, ranks: &Ranks) -> Result<()> {
     let device = args.flags.device.open()?;
     let mut settings = match &args.resume {
         Some(dir) => saved_settings(dir)?,
@@ -121,6 +137,7 @@ fn example(args: &Args) -> Result<()> {
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.batch = args.batch.unwrap_or(settings.batch);
+        settings.micro_batches = args.micro_batches.unwrap_or(ranks.group.size());
         settings.model.attention = args.attention;
         for (size, asked) in sizes(&mut settings.model, args) {
             *size = asked.unwrap_or(*size);
@@ -138,6 +155,7 @@ fn example(args: &Args) -> Result<()> {
         args.checkpoint_every > 0,
         "--checkpoint-every 0: give at least 1"
     );
+    ranks.share(settings.micro_batches, settings.batch)?;
     let parameters = size::check(&settings.model)?;
     size::check_groups(settings.model.hidden_size, &settings.recipes)?;
     if args.resume.is_some() {
@@ -145,6 +163,11 @@ fn example(args: &Args) -> Result<()> {
         same("--steps", args.steps.as_ref(), &settings.steps)?;
         same("--seed", args.seed.as_ref(), &settings.seed)?;
         same("--batch", args.batch.as_ref(), &settings.batch)?;
+        same(
+            "--micro-batches",
+            args.micro_batches.as_ref(),
+            &settings.micro_batches,
+        )?;
         if args.attention.is_some() {
             let saved = settings.model.attention;
             same("--attention", Some(&args.attention), &saved)?;
@@ -173,7 +196,7 @@ fn example(args: &Args) -> Result<()> {
             runs.iter().all(|run: &Run| run.name != *name),
             "--recipe names {name} twice"
         );
-        let mut run = Run::new(name, &settings, &device)?;
+        let mut run = Run::new(name, &settings, &device, ranks)?;
         run.measure_every(args.stats);
         run.measure_times(args.profile);
         run.model.set_recomputation(args.recompute);
@@ -187,39 +210,49 @@ fn example(args: &Args) -> Result<()> {
     ensure!(!runs.is_empty(), "--recipe names nothing to train");
     let dir = match &args.resume {
         Some(dir) => {
-            std::fs::create_dir_all(runs::checkpoints(dir))?;
+            if ranks.leads() {
+                std::fs::create_dir_all(runs::checkpoints(dir))?;
+            }
             for run in &mut runs {
                 run.resume(dir)?;
             }
             dir.clone()
         }
-        None => args.flags.begin(runs::DEFAULT, true)?,
+        None if ranks.leads() => args.flags.begin(runs::DEFAULT, true)?,
+        None => PathBuf::new(),
     };
-    println!(
-        "text: {}; {:.1} million parameters",
-        data.description,
-        parameters as f64 / 1e6
-    );
+    if ranks.leads() {
+        println!(
+            "text: {}; {:.1} million parameters",
+            data.description,
+            parameters as f64 / 1e6
+        );
+    }
     // Where two runs have one, that of `auto` says more.
     let reports = runs.iter().filter(|run| run.report.is_some());
     if let Some(report) = reports
         .max_by_key(|run| run.name == AUTO)
         .and_then(|run| run.report.as_ref())
+        .filter(|_| ranks.leads())
     {
         println!("{report}");
     }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();
-    if args.resume.is_some() {
+    if args.resume.is_some() && ranks.leads() {
         trim_stats(&dir, &done)?;
     }
-    let mut metrics = Metrics::open(&dir, |line| {
+    let keep = |line: &Line| {
         // The validation at the last step is the final one, which every finished run repeats.
         let repeated = matches!(line, Line::Validation { .. }) && line.step() == settings.steps;
         let done = done
             .get(line.recipe())
             .is_some_and(|&step| line.step() <= step);
         args.resume.is_some() && done && !repeated
-    })?;
+    };
+    let mut metrics = match ranks.leads() {
+        true => Metrics::open(&dir, keep)?,
+        false => Metrics::silent(),
+    };
 
     let finished = training::train(
         &mut runs,
@@ -228,9 +261,13 @@ fn example(args: &Args) -> Result<()> {
         &mut metrics,
         &dir,
         args.checkpoint_every,
+        ranks,
     )?;
     for run in &runs {
-        run.save(&dir)?;
+        run.save(&dir, ranks)?;
+    }
+    if !ranks.leads() {
+        return Ok(());
     }
     let profiles = runs
         .iter()
@@ -242,7 +279,7 @@ fn example(args: &Args) -> Result<()> {
         println!("stopped; go on with --resume {}", dir.display());
         return Ok(());
     }
-    outcome::summarize(&runs, &settings, &data, &mut metrics, &dir)?;
+    outcome::summarize(&runs, &settings, &data, &mut metrics, &dir, ranks)?;
     // The FP8 run to serve: `delayed` if there is one.
     let fp8 = runs.iter().filter(|run| run.recipe.is_some());
     let served = fp8.max_by_key(|run| run.name == "delayed");

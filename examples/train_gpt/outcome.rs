@@ -3,8 +3,10 @@
 use crate::data::{Batch, Data};
 use crate::gpt::Gpt;
 use crate::plot;
+use crate::ranks::Ranks;
 use crate::record::{Line, Metrics, Summary, write_json, write_summary};
-use crate::run::{Run, Settings};
+use crate::run::Run;
+use crate::settings::Settings;
 use crate::size;
 use crate::vocabulary::{self, Vocabulary};
 use anyhow::{Result, ensure};
@@ -24,10 +26,12 @@ pub fn summarize(
     data: &Data,
     metrics: &mut Metrics,
     dir: &Path,
+    ranks: &Ranks,
 ) -> Result<()> {
     let Settings {
         batch, ref model, ..
     } = *settings;
+    let steps: u64 = runs.iter().map(|run| run.step).sum();
     let validation: Vec<Batch> = data.validation_batches(FINAL_BATCHES, batch, model.context)?;
     let mut summaries = vec![];
     for run in runs {
@@ -58,6 +62,10 @@ pub fn summarize(
             quantized_tensors: run.quantized_tensors(),
             model: serde_json::to_value(&run.config)?,
             parameters: size::check(model)?,
+            micro_batches: settings.micro_batches,
+            ranks: ranks.group.size(),
+            parallel: ranks.parallel,
+            sent: ranks.sent(steps),
             profile_ms: run.profile.as_ref().map(|profile| {
                 let parts = profile.parts().into_iter();
                 parts.map(|part| (part.kind.name(), part.ms)).collect()

@@ -1,5 +1,6 @@
 //! The files of a run: `metrics.jsonl`, line by line, and `summary.json` at the end.
 
+use crate::ranks::{Parallel, Sent};
 use crate::runs;
 use anyhow::{Context, Result};
 use fp8::atomic::write_atomic;
@@ -63,6 +64,14 @@ pub struct Summary {
     /// As in `config.json`.
     pub model: serde_json::Value,
     pub parameters: u64,
+    pub micro_batches: usize,
+    pub ranks: usize,
+    /// What the ranks divide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parallel: Option<Parallel>,
+    /// What this rank has sent to others, by operation, over all runs.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sent: BTreeMap<String, Sent>,
     /// With `--profile`, milliseconds of a step by kind of work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile_ms: Option<BTreeMap<&'static str, f64>>,
@@ -71,7 +80,8 @@ pub struct Summary {
 /// The metrics of all runs, in memory and in the file.
 pub struct Metrics {
     path: PathBuf,
-    out: BufWriter<File>,
+    /// None on ranks that do not write.
+    out: Option<BufWriter<File>>,
     pub lines: Vec<Line>,
 }
 
@@ -102,16 +112,27 @@ impl Metrics {
             .with_context(|| format!("writing {}", path.display()))?;
         Ok(Self {
             path,
-            out: BufWriter::new(file),
+            out: Some(BufWriter::new(file)),
             lines,
         })
     }
 
+    /// Metrics of a rank that does not write.
+    pub fn silent() -> Self {
+        Self {
+            path: PathBuf::new(),
+            out: None,
+            lines: vec![],
+        }
+    }
+
     pub fn push(&mut self, line: Line) -> Result<()> {
         let context = || format!("writing {}", self.path.display());
-        serde_json::to_writer(&mut self.out, &line).with_context(context)?;
-        self.out.write_all(b"\n").with_context(context)?;
-        self.out.flush().with_context(context)?;
+        if let Some(out) = &mut self.out {
+            serde_json::to_writer(&mut *out, &line).with_context(context)?;
+            out.write_all(b"\n").with_context(context)?;
+            out.flush().with_context(context)?;
+        }
         self.lines.push(line);
         Ok(())
     }

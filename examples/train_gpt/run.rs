@@ -5,11 +5,13 @@ use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
 use crate::gpt::attention::Operands;
 use crate::gpt::{Gpt, GptConfig};
+use crate::ranks::Ranks;
 use crate::runs::checkpoints;
-use crate::weights::{self, Place, Weights, scaled_matmul};
+use crate::settings::Settings;
+use crate::weights::{Place, StepOf, Weights, scaled_matmul};
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
-use fp8::checkpoint::quantized_tensors;
+use fp8::checkpoint::{gather_state, quantized_tensors};
 use fp8::fp8_candle::profile;
 use fp8::fp8_core::{Contraction, Granularity};
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
@@ -17,38 +19,8 @@ use fp8::{
     Autocast, CastStats, Fp8Layer, Fp8Module, PrepareReport, Recipe, RecipeName, StatsReport,
     Visitor, fp8_autocast,
 };
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-
-/// Everything a run depends on besides its recipe; its checkpoint stores it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
-    pub recipes: Vec<String>,
-    pub steps: u64,
-    pub seed: u64,
-    pub batch: usize,
-    pub learning_rate: f64,
-    pub model: GptConfig,
-    pub data: String,
-    /// Layers that `auto` left in high precision: a resumed run does not measure again. None before it has chosen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slow_layers: Option<Vec<String>>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            recipes: vec!["f32".into(), "delayed".into()],
-            steps: 200,
-            seed: 0,
-            batch: 8,
-            learning_rate: 6e-4,
-            model: GptConfig::default(),
-            data: String::new(),
-            slow_layers: None,
-        }
-    }
-}
+use std::sync::Arc;
 
 /// The results of a step.
 pub struct Step {
@@ -63,6 +35,7 @@ pub struct Step {
 /// A step that the device may not have finished yet.
 struct Unread {
     step: u64,
+    /// The sum over the micro-batches of this rank.
     loss: Tensor,
     lr: f64,
     report: StepReport,
@@ -96,7 +69,7 @@ pub struct Run {
 
 impl Run {
     /// `name`: f32, bf16, a recipe of `fp8_recipes`, auto, scaled_fp16 or scaled_fp8.
-    pub fn new(name: &str, settings: &Settings, device: &Device) -> Result<Self> {
+    pub fn new(name: &str, settings: &Settings, device: &Device, ranks: &Ranks) -> Result<Self> {
         let config = AdamWConfig {
             lr: settings.learning_rate,
             weight_decay: 0.1,
@@ -115,15 +88,23 @@ impl Run {
         };
         let (mut gpt, seed) = (settings.model.clone(), settings.seed);
         (gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
-        let (model, weights) = match (name, matmul) {
+        let (model, mut weights) = match (name, matmul) {
             (_, Some(matmul)) => Weights::scaled(matmul, &gpt, seed, config, device)?,
             ("bf16", _) => Weights::plain(DType::BF16, &gpt, seed, config, device)?,
             _ => Weights::plain(DType::F32, &gpt, seed, config, device)?,
         };
-        let tokens = settings.batch * settings.model.context;
-        let slow = settings.slow_layers.as_deref();
-        let prepare = |recipe| choice::prepare(name, recipe, &model, tokens, slow);
+        let tokens = settings.batch * settings.model.context / settings.micro_batches;
+        let mut slow = settings.slow_layers.clone();
+        if name == choice::AUTO && slow.is_none() && ranks.is_parallel() {
+            // Each rank would measure other times.
+            let recipe = RecipeName::Delayed.into();
+            slow = Some(ranks.chosen(|| choice::measured(&recipe, &gpt, tokens, device))?);
+        }
+        let prepare = |recipe| choice::prepare(name, recipe, &model, tokens, slow.as_deref());
         let report = recipe.as_ref().map(prepare).transpose()?;
+        if ranks.is_parallel() {
+            weights.join(ranks, name)?;
+        }
         // A guard without FP8 layers would only warn.
         let recipe = recipe.filter(|_| report.as_ref().is_some_and(|r| r.converted() > 0));
         let warmup = (settings.steps / 10).clamp(1, 100);
@@ -166,12 +147,12 @@ impl Run {
     }
 
     /// One optimizer step. Its results stay on the device until [`Run::read_steps`].
-    pub fn train_step(&mut self, data: &Data) -> Result<()> {
+    pub fn train_step(&mut self, data: &Data, ranks: &Ranks) -> Result<()> {
         if self.profile.is_none() {
-            return self.unprofiled_step(data);
+            return self.unprofiled_step(data, ranks);
         }
         let first = !self.gradients_checked;
-        let (done, report) = profile::record(|| self.unprofiled_step(data));
+        let (done, report) = profile::record(|| self.unprofiled_step(data, ranks));
         // The first step allocates memory that later ones reuse.
         if let (false, Some(total)) = (first, &mut self.profile) {
             total.add(&report);
@@ -179,28 +160,37 @@ impl Run {
         done
     }
 
-    fn unprofiled_step(&mut self, data: &Data) -> Result<()> {
+    fn unprofiled_step(&mut self, data: &Data, ranks: &Ranks) -> Result<()> {
         let Settings {
             seed,
             batch,
+            micro_batches,
             ref model,
             ..
         } = self.settings;
-        let (inputs, targets) = data.train_batch(seed, self.step, batch, model.context)?;
+        let batch = data.train_batch(seed, self.step, batch, model.context)?;
+        let own = ranks.own(&batch, micro_batches)?;
         let begin = self.clock.mark()?;
         let measures = (self.stats_every).is_some_and(|n| (self.step + 1).is_multiple_of(n));
-        let guard = self.recipe.clone().map(|recipe| {
-            let autocast = Autocast::new(recipe);
-            fp8_autocast(match measures {
+        let autocast = |place: u32| {
+            let autocast = Autocast::new(self.recipe.clone()?).micro_batch(place);
+            let autocast = match ranks.is_parallel() {
+                true => autocast.reduction_group(Arc::new(ranks.group.clone())),
+                false => autocast,
+            };
+            Some(match measures {
                 true => autocast.with_stats(&self.stats),
                 false => autocast,
             })
-        });
-        let guard = guard.transpose()?;
+        };
         let lr = self.schedule.lr(self.step);
-        let check = !self.gradients_checked;
-        let batch = (inputs, targets);
-        let (loss, report) = self.weights.step(&self.model, &batch, lr, guard, check)?;
+        let step = StepOf {
+            micro_batches: &own,
+            autocast: &autocast,
+            lr,
+            check: !self.gradients_checked,
+        };
+        let (loss, report) = self.weights.step(&self.model, &step)?;
         self.gradients_checked = true;
         let marks = (begin, self.clock.mark()?);
         self.step += 1;
@@ -214,10 +204,16 @@ impl Run {
         Ok(())
     }
 
-    /// The steps since the last call; one copy brings all losses to the host.
-    pub fn read_steps(&mut self) -> Result<Vec<Step>> {
+    /// The steps since the last call; one copy brings all losses to the host. All ranks call it.
+    pub fn read_steps(&mut self, ranks: &Ranks) -> Result<Vec<Step>> {
         let unread = std::mem::take(&mut self.unread);
-        let losses = scalars(unread.iter().map(|step| &step.loss))?;
+        if unread.is_empty() {
+            return Ok(vec![]);
+        }
+        let losses: Vec<&Tensor> = unread.iter().map(|step| &step.loss).collect();
+        let factor = 1. / self.settings.micro_batches as f32;
+        let losses = ranks.sum(&Tensor::stack(&losses, 0)?)?.to_vec1::<f32>()?;
+        let losses = losses.into_iter().map(|loss| f64::from(loss * factor));
         let mut steps = vec![];
         for (unread, loss) in unread.iter().zip(losses) {
             let Unread {
@@ -332,7 +328,14 @@ impl Run {
         Ok(bytes.total)
     }
 
-    pub fn save(&self, dir: &Path) -> Result<()> {
+    /// Writes a checkpoint on the first rank. All ranks call it.
+    pub fn save(&self, dir: &Path, ranks: &Ranks) -> Result<()> {
+        if ranks.is_parallel() {
+            gather_state(&self.model, &ranks.group)?;
+        }
+        if !ranks.leads() {
+            return Ok(());
+        }
         let place = Place {
             step: self.step,
             quantized_tensors: self.quantized_tensors(),
@@ -380,20 +383,4 @@ fn scalars<'a>(values: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<f64>>
 
 fn checkpoint_path(dir: &Path, name: &str) -> PathBuf {
     checkpoints(dir).join(format!("{name}.safetensors"))
-}
-
-/// The settings of the run that wrote `dir`.
-pub fn saved_settings(dir: &Path) -> Result<Settings> {
-    let folder = checkpoints(dir);
-    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
-        .with_context(|| format!("{} holds no checkpoint to resume", dir.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
-        .collect();
-    files.sort();
-    let first = files
-        .first()
-        .with_context(|| format!("{} holds no checkpoint to resume", folder.display()))?;
-    serde_json::from_value(weights::saved_settings(first)?)
-        .with_context(|| format!("{}: not a checkpoint of this example", first.display()))
 }

@@ -1,8 +1,10 @@
 //! Trains several runs side by side.
 
 use crate::data::Data;
+use crate::ranks::Ranks;
 use crate::record::{Line, Metrics, STATS};
-use crate::run::{Run, Settings, Step};
+use crate::run::{Run, Step};
+use crate::settings::Settings;
 use anyhow::{Context, Result, ensure};
 use fp8::StatsReport;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,6 +27,7 @@ pub fn train(
     metrics: &mut Metrics,
     dir: &Path,
     checkpoint_every: u64,
+    ranks: &Ranks,
 ) -> Result<bool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
@@ -39,9 +42,13 @@ pub fn train(
     let validate_every = (settings.steps / 10).max(1);
     let tokens = (batch * settings.model.context) as f64;
 
-    let bar = ProgressBar::new(settings.steps * runs.len() as u64).with_style(
-        ProgressStyle::with_template("{bar:30} step {msg} [{elapsed}, {eta} left]")?,
-    );
+    let bar = match ranks.leads() {
+        true => ProgressBar::new(settings.steps * runs.len() as u64),
+        false => ProgressBar::hidden(),
+    };
+    let bar = bar.with_style(ProgressStyle::with_template(
+        "{bar:30} step {msg} [{elapsed}, {eta} left]",
+    )?);
     bar.set_position(runs.iter().map(|run| run.step).sum());
     bar.reset_eta();
     // After a kill between two checkpoint files the runs are at different steps: those behind catch up.
@@ -52,9 +59,9 @@ pub fn train(
         .filter(|&s| s < settings.steps)
     {
         for run in runs.iter_mut().filter(|run| run.step == step) {
-            run.train_step(data)?;
+            run.train_step(data, ranks)?;
             bar.inc(1);
-            if let Some(stats) = run.take_stats() {
+            if let Some(stats) = run.take_stats().filter(|_| ranks.leads()) {
                 append_stats(dir, run, &stats)?;
                 say(&bar, &format!("step {}  {}\n{stats}", run.step, run.name));
             }
@@ -64,7 +71,7 @@ pub fn train(
             if !reads && run.is_asynchronous() {
                 continue;
             }
-            let last = log_steps(run, metrics)?;
+            let last = log_steps(run, metrics, ranks)?;
             if let Some(done) = &last {
                 bar.set_message(format!(
                     "{}/{} {}: loss {:.3}, {:.0} tokens/s",
@@ -75,7 +82,7 @@ pub fn train(
                     tokens / done.ms * 1e3
                 ));
             }
-            if let (true, Some(done)) = (validates, &last) {
+            if let (true, Some(done)) = (validates && ranks.leads(), &last) {
                 let val_loss = run.validate(&validation)?;
                 metrics.push(Line::Validation {
                     recipe: run.name.clone(),
@@ -89,19 +96,19 @@ pub fn train(
                 say(&bar, &text);
             }
             if saves {
-                run.save(dir)?;
+                run.save(dir, ranks)?;
             }
         }
         if stop.load(Ordering::SeqCst) {
             for run in runs.iter_mut() {
-                log_steps(run, metrics)?;
+                log_steps(run, metrics, ranks)?;
             }
             bar.abandon();
             return Ok(false);
         }
     }
     for run in runs.iter_mut() {
-        log_steps(run, metrics)?;
+        log_steps(run, metrics, ranks)?;
     }
     bar.finish_and_clear();
     Ok(true)
@@ -132,9 +139,9 @@ fn append_stats(dir: &Path, run: &Run, stats: &StatsReport) -> Result<()> {
 }
 
 /// Writes the steps that have not been read yet and returns the last of them.
-fn log_steps(run: &mut Run, metrics: &mut Metrics) -> Result<Option<Step>> {
+fn log_steps(run: &mut Run, metrics: &mut Metrics, ranks: &Ranks) -> Result<Option<Step>> {
     let mut last = None;
-    for step in run.read_steps()? {
+    for step in run.read_steps(ranks)? {
         ensure!(
             step.loss.is_finite(),
             "{}: the loss of step {} is {}",

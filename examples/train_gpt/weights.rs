@@ -3,18 +3,22 @@
 use crate::data::Batch;
 use crate::gpt::{Gpt, GptConfig, initial};
 use crate::parameters::{set_plain, set_scaled};
-use anyhow::{Context, Result, ensure};
+use crate::ranks::Ranks;
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{TrainingMeta, resume_training, save_training, training_meta};
 use fp8::fp8_candle::profile;
 use fp8::nn::ops;
 use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
-use fp8::optim::{AdamW, AdamWConfig, StepReport};
+use fp8::optim::{
+    AdamW, AdamWConfig, DataParallel, DataParallelOptions, GradAccumulator, StepReport,
+};
 use fp8::scaled::{
     self, Array, MatmulPrecision, Scaled, ScaledOptions, ScaledVarMap, TrainingState,
 };
-use fp8::{AutocastGuard, Recipe, check_gradients};
+use fp8::{Autocast, Recipe, check_gradients, fp8_autocast};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,6 +27,7 @@ pub enum Weights {
     Plain {
         vars: VarMap,
         optimizer: Box<AdamW>,
+        parallel: Option<Box<DataParallel>>,
     },
     /// f16 data with scales; products under `options`.
     Scaled {
@@ -30,6 +35,16 @@ pub enum Weights {
         optimizer: Box<ScaledAdamW>,
         options: ScaledOptions,
     },
+}
+
+/// One step: its micro-batches with their places in it, and what it needs besides.
+pub struct StepOf<'a> {
+    pub micro_batches: &'a [(u32, Batch)],
+    /// The guard of a micro-batch; None in high precision.
+    pub autocast: &'a dyn Fn(u32) -> Option<Autocast>,
+    pub lr: f64,
+    /// Whether a parameter without a gradient is an error.
+    pub check: bool,
 }
 
 /// What a checkpoint stores besides tensors.
@@ -64,7 +79,26 @@ impl Weights {
         let gpt = Gpt::new(model, VarBuilder::from_varmap(&vars, dtype, device))?;
         set_plain(&vars, initial(model, seed))?;
         let optimizer = Box::new(AdamW::from_varmap(&vars, config)?);
-        Ok((gpt, Self::Plain { vars, optimizer }))
+        let plain = Self::Plain {
+            vars,
+            optimizer,
+            parallel: None,
+        };
+        Ok((gpt, plain))
+    }
+
+    /// Shares the gradients with other ranks.
+    pub fn join(&mut self, ranks: &Ranks, name: &str) -> Result<()> {
+        match self {
+            Self::Plain { vars, parallel, .. } => {
+                let options = DataParallelOptions::default();
+                *parallel = Some(Box::new(DataParallel::new(&ranks.group, vars, options)?));
+                Ok(())
+            }
+            Self::Scaled { .. } => {
+                bail!("{name}: --parallel does not take runs in scaled arithmetic")
+            }
+        }
     }
 
     /// The same in scaled arithmetic.
@@ -90,38 +124,44 @@ impl Weights {
         ))
     }
 
-    /// One step; the loss and the report may still be on the device. `guard` covers the forward pass of a plain run. With `check`, a
-    /// parameter without a gradient is an error.
-    pub fn step(
-        &mut self,
-        gpt: &Gpt,
-        (inputs, targets): &Batch,
-        lr: f64,
-        guard: Option<AutocastGuard>,
-        check: bool,
-    ) -> Result<(Tensor, StepReport)> {
+    /// One step; the loss, summed over the micro-batches of this rank, and the report may still be on the device.
+    pub fn step(&mut self, gpt: &Gpt, step: &StepOf<'_>) -> Result<(Tensor, StepReport)> {
         // Operations account for their own parts of this time.
         let _scope = profile::enter(profile::Kind::Candle);
+        let (check, lr) = (step.check, step.lr);
         match self {
-            Self::Plain { vars, optimizer } => {
-                let loss = ops::cross_entropy(&gpt.forward(inputs)?, targets)?;
-                if let Some(guard) = guard {
-                    guard.close()?;
-                }
-                let grads = fp8::backward(&loss)?;
+            Self::Plain {
+                vars,
+                optimizer,
+                parallel,
+            } => {
+                let (loss, grads) = match (step.micro_batches, parallel) {
+                    ([(_, batch)], None) => {
+                        let guard = (step.autocast)(0).map(fp8_autocast).transpose()?;
+                        let loss = loss_of(gpt, batch)?;
+                        if let Some(guard) = guard {
+                            guard.close()?;
+                        }
+                        (loss.detach(), fp8::backward(&loss)?)
+                    }
+                    (_, parallel) => accumulated(gpt, vars, parallel.as_deref_mut(), step)?,
+                };
                 if check {
                     let missing = check_gradients(vars, &grads);
                     let missing = missing.join(", ");
                     ensure!(missing.is_empty(), "no gradient reached {missing}");
                 }
                 optimizer.set_lr(lr)?;
-                Ok((loss.detach(), optimizer.apply(&grads)?))
+                Ok((loss, optimizer.apply(&grads)?))
             }
             Self::Scaled {
                 vars,
                 optimizer,
                 options,
             } => {
+                let [(_, (inputs, targets))] = step.micro_batches else {
+                    bail!("runs in scaled arithmetic take no --micro-batches");
+                };
                 let scope = scaled::scaled_scope(options.clone());
                 let logits: Scaled = gpt.forward(inputs)?;
                 let loss = logits.cross_entropy(targets)?;
@@ -138,10 +178,11 @@ impl Weights {
     }
 
     /// The loss of a batch, without a backward pass; the caller opens the guard of a recipe.
-    pub fn loss(&self, gpt: &Gpt, (inputs, targets): &Batch) -> Result<Tensor> {
+    pub fn loss(&self, gpt: &Gpt, batch: &Batch) -> Result<Tensor> {
         match self {
-            Self::Plain { .. } => Ok(ops::cross_entropy(&gpt.forward(inputs)?, targets)?.detach()),
+            Self::Plain { .. } => Ok(loss_of(gpt, batch)?.detach()),
             Self::Scaled { options, .. } => {
+                let (inputs, targets) = batch;
                 let _scope = scaled::scaled_scope(options.clone().with_gradients(false));
                 let logits: Scaled = gpt.forward(inputs)?;
                 Ok(Array::value(&logits.cross_entropy(targets)?)?)
@@ -183,7 +224,9 @@ impl Weights {
         seed: u64,
     ) -> Result<()> {
         match self {
-            Self::Plain { vars, optimizer } => {
+            Self::Plain {
+                vars, optimizer, ..
+            } => {
                 let meta = TrainingMeta {
                     step: place.step,
                     recipe,
@@ -217,7 +260,9 @@ impl Weights {
     ) -> Result<Place> {
         fits(&saved_settings(path)?)?;
         match self {
-            Self::Plain { vars, optimizer } => {
+            Self::Plain {
+                vars, optimizer, ..
+            } => {
                 let meta = resume_training(path, gpt, vars, &mut **optimizer, recipe)?;
                 Ok(Place {
                     step: meta.step,
@@ -237,6 +282,61 @@ impl Weights {
             }
         }
     }
+}
+
+fn loss_of(gpt: &Gpt, (inputs, targets): &Batch) -> Result<Tensor> {
+    Ok(ops::cross_entropy(&gpt.forward(inputs)?, targets)?)
+}
+
+/// The sum of the losses of all micro-batches of this rank, in one guard, and the mean of the gradients over all ranks.
+fn accumulated(
+    gpt: &Gpt,
+    vars: &VarMap,
+    parallel: Option<&mut DataParallel>,
+    step: &StepOf<'_>,
+) -> Result<(Tensor, GradStore)> {
+    let outer = (step.autocast)(0).map(fp8_autocast).transpose()?;
+    let mut accumulator = GradAccumulator::new(vars);
+    let mut sum: Option<Tensor> = None;
+    let mut add = |loss: &Tensor| -> Result<Tensor> {
+        let loss = loss.detach();
+        let now = match sum.take() {
+            Some(sum) => (sum + loss)?,
+            None => loss,
+        };
+        Ok(sum.insert(now).clone())
+    };
+    let forward = |place: u32, batch: &Batch| -> Result<_> {
+        let inner = (step.autocast)(place).map(fp8_autocast).transpose()?;
+        Ok((loss_of(gpt, batch)?, inner))
+    };
+    let (loss, grads) = match (step.micro_batches, parallel) {
+        // Gradients leave while the backward pass runs.
+        ([(place, batch)], Some(parallel)) => {
+            let (loss, inner) = forward(*place, batch)?;
+            let grads = parallel.backward(&loss)?;
+            drop(inner);
+            (add(&loss)?, grads)
+        }
+        (micro_batches, parallel) => {
+            let mut total = None;
+            for (place, batch) in micro_batches {
+                let (loss, inner) = forward(*place, batch)?;
+                accumulator.add(fp8::backward(&loss)?)?;
+                drop(inner);
+                total = Some(add(&loss)?);
+            }
+            let grads = match parallel {
+                Some(parallel) => parallel.mean_of(&mut accumulator)?,
+                None => accumulator.finish_mean()?,
+            };
+            (total.context("a step without a micro-batch")?, grads)
+        }
+    };
+    if let Some(guard) = outer {
+        guard.close()?;
+    }
+    Ok((loss, grads))
 }
 
 /// The settings in the checkpoint at `path`, of either kind.

@@ -174,11 +174,17 @@ impl GradAccumulator {
         self.finish(1.)
     }
 
-    fn finish(&mut self, factor: f64) -> Result<GradStore> {
+    /// The weighted sum in the dtype of sums, and its weight; the next sum begins empty.
+    pub(crate) fn take(&mut self) -> Result<(GradStore, f64)> {
         if self.sum.micro_batches == 0 {
             return Err(OptimError::NothingAccumulated);
         }
-        let mut sum = std::mem::take(&mut self.sum).grads;
+        let sum = std::mem::take(&mut self.sum);
+        Ok((sum.grads, sum.weight))
+    }
+
+    fn finish(&mut self, factor: f64) -> Result<GradStore> {
+        let (mut sum, _) = self.take()?;
         for var in self.vars.all() {
             if let Some(mut grad) = sum.remove(&var) {
                 if factor != 1. {
@@ -192,7 +198,7 @@ impl GradAccumulator {
 }
 
 /// f32 for bf16 and f16: in a sum with 8 bits, later gradients would be rounded away.
-fn sum_dtype(var: &Var) -> DType {
+pub(crate) fn sum_dtype(var: &Var) -> DType {
     match var.dtype() {
         DType::BF16 | DType::F16 => DType::F32,
         other => other,

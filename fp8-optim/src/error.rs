@@ -11,6 +11,35 @@ pub(crate) type Result<T, E = OptimError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimError {
+    /// An error of the group of ranks.
+    #[error(transparent)]
+    Ranks(#[from] fp8_ranks::Error),
+
+    /// The ranks of a job have different variables.
+    #[error(
+        "rank {rank} has other variables than rank 0: it has {}, rank 0 has {}",
+        here.as_deref().unwrap_or("no others"),
+        there.as_deref().unwrap_or("no others")
+    )]
+    OtherVariables {
+        /// The rank that says so.
+        rank: usize,
+        /// The first variable that rank 0 lacks, with dtype and shape.
+        here: Option<String>,
+        /// The first variable of rank 0 that this rank lacks.
+        there: Option<String>,
+    },
+
+    /// A parameter got more gradients than in the first backward pass, after their sum was sent to the other ranks.
+    #[error(
+        "`{name}` got a gradient after its sum was sent to the other ranks: the model uses it more often than in the first step; \
+         switch off `DataParallelOptions::overlap`"
+    )]
+    LateGradient {
+        /// The variable.
+        name: String,
+    },
+
     /// Two variables have the same name, so their states could not be told apart.
     #[error("two variables are named `{name}`")]
     DuplicateName {

@@ -23,6 +23,7 @@
 //! | `norm.rs`, `veto.rs`, `counter.rs`, `report.rs` | parts of a step: the norm of gradients, non-finite casts, the step counter, [`StepReport`] |
 //! | `state.rs`, `state_reader.rs`, `candle.rs` | [`ResumableOptimizer`]: what a training checkpoint needs of an optimizer; candle-nn's optimizers in a checkpoint |
 //! | `loss_scaler.rs`, `loss_scaler_config.rs`, `loss_scaled.rs`, `unscale.rs` | [`DynamicLossScaler`], its steps, [`LossScaled`] |
+//! | `data_parallel/` | [`DataParallel`]: the mean of gradients over ranks |
 //! | `accumulator.rs`, `gradients.rs` | [`GradAccumulator`], [`check_gradients`], gradients that fit |
 //!
 //! A new optimizer is a file like `sgd.rs` and a line here.
@@ -55,6 +56,7 @@ mod accumulator;
 mod adamw;
 mod candle;
 mod counter;
+mod data_parallel;
 mod engine;
 mod error;
 mod gradients;
@@ -85,6 +87,7 @@ mod veto;
 
 pub use accumulator::GradAccumulator;
 pub use adamw::{AdamW, AdamWConfig};
+pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use engine::Engine;
 pub use error::OptimError;
 pub use gradients::check_gradients;

@@ -29,26 +29,14 @@ impl CastVeto {
     }
 
     /// Per table an f64 scalar on its device: 0, or NaN if a cast has seen Inf or NaN. Waits for no device.
-    pub(super) fn marks(&self) -> Result<Vec<Tensor>> {
+    pub(crate) fn marks(&self) -> Result<Vec<Tensor>> {
         let marks = self.0.iter().map(NonFiniteCounts::veto);
         Ok(marks.collect::<fp8_candle::Result<_>>()?)
     }
 
-    /// Makes one of these gradients NaN if a cast has seen Inf or NaN: the smallest one, since the change copies it. Waits for no
-    /// accelerator.
+    /// Makes one of these gradients NaN if a cast has seen Inf or NaN. Waits for no accelerator.
     pub(crate) fn poison<'a>(&self, grads: impl Iterator<Item = &'a mut Tensor>) -> Result<()> {
-        let smallest = grads.min_by_key(|grad| match grad.elem_count() {
-            0 => usize::MAX,
-            count => count,
-        });
-        let Some(grad) = smallest else { return Ok(()) };
-        for mark in self.marks()? {
-            if !mark.device().is_cpu() || mark.to_scalar::<f64>()?.is_nan() {
-                let mark = mark.to_device(grad.device())?.to_dtype(grad.dtype())?;
-                *grad = grad.broadcast_add(&mark)?;
-            }
-        }
-        Ok(())
+        poison_smallest(grads, &self.marks()?)
     }
 
     /// The casts that saw Inf or NaN, oldest first. Waits for devices.
@@ -60,6 +48,26 @@ impl CastVeto {
     pub(super) fn first(&self) -> Result<Option<String>> {
         Ok(NonFiniteCounts::first(&self.0)?)
     }
+}
+
+/// Makes one of these gradients NaN if one of `marks` (f64 scalars) is: the smallest one, since the change copies it. Waits for no
+/// accelerator.
+pub(crate) fn poison_smallest<'a>(
+    grads: impl Iterator<Item = &'a mut Tensor>,
+    marks: &[Tensor],
+) -> Result<()> {
+    let smallest = grads.min_by_key(|grad| match grad.elem_count() {
+        0 => usize::MAX,
+        count => count,
+    });
+    let Some(grad) = smallest else { return Ok(()) };
+    for mark in marks {
+        if !mark.device().is_cpu() || mark.to_scalar::<f64>()?.is_nan() {
+            let mark = mark.to_device(grad.device())?.to_dtype(grad.dtype())?;
+            *grad = grad.broadcast_add(&mark)?;
+        }
+    }
+    Ok(())
 }
 
 /// Counts skipped steps in a row, as far as the host knows: the reports of a device's steps add theirs when they are read.

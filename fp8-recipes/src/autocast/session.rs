@@ -216,7 +216,9 @@ impl Session {
         let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
         let mut summary = done?;
         summary.casts += static_casts;
-        if self.purpose != Purpose::Calibration && !self.used.load(Ordering::Relaxed) {
+        // With a group, another rank may have used what this one has not.
+        let expected = self.purpose != Purpose::Calibration && !self.lock().job.has_group();
+        if expected && !self.used.load(Ordering::Relaxed) {
             let names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
             warn_of_nothing(&names);
         }

@@ -51,6 +51,9 @@ pub enum Error {
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
     Files(fp8_files::Error),
+    /// A group of ranks failed.
+    #[error(transparent)]
+    Ranks(#[from] fp8_ranks::Error),
     /// A layer was given a scaled input, and one of its parameters is a plain tensor.
     #[error(
         "`{tensor}` is a plain tensor: a layer computes on scaled tensors if it was built on the VarBuilder of a ScaledVarMap"

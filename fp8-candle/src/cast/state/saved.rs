@@ -94,6 +94,22 @@ impl StateTable {
         inner.rows.iter().enumerate().map(row).collect()
     }
 
+    /// How often each row has rounded stochastically, by micro-batch.
+    pub fn draws(&self) -> Vec<BTreeMap<u32, u32>> {
+        let inner = self.lock();
+        inner.rows.iter().map(|row| row.draws.clone()).collect()
+    }
+
+    /// Adds the draws of another rank's table with the same rows: where both have counted a micro-batch, the larger number counts.
+    pub fn merge_draws(&self, others: &[BTreeMap<u32, u32>]) {
+        for (row, others) in self.lock().rows.iter_mut().zip(others) {
+            for (&micro_batch, &draws) in others {
+                let own = row.draws.entry(micro_batch).or_default();
+                *own = draws.max(*own);
+            }
+        }
+    }
+
     /// Puts rows back. Amaxes waiting for an update are dropped, and no gradients are due.
     ///
     /// # Errors

@@ -1,0 +1,62 @@
+//! What a run depends on, as its checkpoints store it.
+
+use crate::gpt::GptConfig;
+use crate::runs::checkpoints;
+use crate::weights;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Everything a run depends on besides its recipe; its checkpoint stores it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    pub recipes: Vec<String>,
+    pub steps: u64,
+    pub seed: u64,
+    pub batch: usize,
+    /// Parts of a batch that have gradients of their own.
+    #[serde(default = "one")]
+    pub micro_batches: usize,
+    pub learning_rate: f64,
+    pub model: GptConfig,
+    pub data: String,
+    /// Layers that `auto` left in high precision: a resumed run does not measure again. None before it has chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_layers: Option<Vec<String>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            recipes: vec!["f32".into(), "delayed".into()],
+            steps: 200,
+            seed: 0,
+            batch: 8,
+            micro_batches: 1,
+            learning_rate: 6e-4,
+            model: GptConfig::default(),
+            data: String::new(),
+            slow_layers: None,
+        }
+    }
+}
+
+fn one() -> usize {
+    1
+}
+
+/// The settings of the run that wrote `dir`.
+pub fn saved_settings(dir: &Path) -> Result<Settings> {
+    let folder = checkpoints(dir);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .with_context(|| format!("{} holds no checkpoint to resume", dir.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+        .collect();
+    files.sort();
+    let first = files
+        .first()
+        .with_context(|| format!("{} holds no checkpoint to resume", folder.display()))?;
+    serde_json::from_value(weights::saved_settings(first)?)
+        .with_context(|| format!("{}: not a checkpoint of this example", first.display()))
+}

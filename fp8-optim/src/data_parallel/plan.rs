@@ -1,0 +1,113 @@
+//! Which gradients travel together, in which order.
+
+use super::variables::Variables;
+use crate::error::{OptimError, Result};
+use candle_core::{Device, Tensor};
+use fp8_ranks::ProcessGroup;
+
+/// What one rank's backward pass has shown.
+#[derive(Debug)]
+pub(super) struct Learned {
+    /// All variables: those that are complete during the pass, in that order, then the others.
+    pub(super) order: Vec<usize>,
+    /// By variable: after how many gradients it is complete; 0 if only the end of the pass shows it.
+    pub(super) times: Vec<u32>,
+}
+
+/// The same on all ranks, but for `times`.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// Variables of one dtype each.
+    pub(super) buckets: Vec<Vec<usize>>,
+    /// By variable: its bucket.
+    pub(super) bucket_of: Vec<usize>,
+    times: Vec<u32>,
+}
+
+impl Plan {
+    /// The plan by the order of rank 0. All ranks call it.
+    pub(super) fn agreed(
+        learned: Learned,
+        variables: &Variables,
+        group: &ProcessGroup,
+        bucket_bytes: usize,
+    ) -> Result<Self> {
+        let order: Vec<u32> = learned.order.iter().map(|&index| index as u32).collect();
+        let order = match order.len() {
+            0 => order,
+            len => {
+                let order = Tensor::from_vec(order, len, &Device::Cpu)?;
+                group.broadcast(&order, 0)?.to_vec1::<u32>()?
+            }
+        };
+        let mut buckets: Vec<Vec<usize>> = vec![];
+        let (mut bytes, mut bucket_of) = (0, vec![0; order.len()]);
+        for index in order.into_iter().map(|index| index as usize) {
+            let var = variables.var(index);
+            let fits = buckets.last().is_some_and(|bucket| {
+                bytes < bucket_bytes && variables.var(bucket[0]).dtype() == var.dtype()
+            });
+            if !fits {
+                buckets.push(vec![]);
+                bytes = 0;
+            }
+            bytes += var.elem_count() * var.dtype().size_in_bytes();
+            bucket_of[index] = buckets.len() - 1;
+            if let Some(bucket) = buckets.last_mut() {
+                bucket.push(index);
+            }
+        }
+        Ok(Self {
+            buckets,
+            bucket_of,
+            times: learned.times,
+        })
+    }
+
+    /// Whether a variable is complete during the pass after so many gradients.
+    pub(super) fn is_complete(&self, index: usize, times: u32) -> bool {
+        times > 0 && self.times[index] == times
+    }
+
+    /// The gradients of a bucket in one flat tensor, zeros where there is none.
+    pub(super) fn flat(
+        &self,
+        bucket: usize,
+        variables: &Variables,
+        gradient: impl Fn(usize) -> Option<Tensor>,
+    ) -> Result<Tensor> {
+        let mut flat = vec![];
+        // An accumulated gradient may be wider than its variable.
+        let mut dtype = None;
+        for &index in &self.buckets[bucket] {
+            let grad = gradient(index).map(|grad| grad.detach());
+            if let Some(grad) = &grad {
+                let var = variables.var(index);
+                if grad.dims() != var.dims() {
+                    return Err(OptimError::Gradient {
+                        name: variables.name(index).into(),
+                        expected_dtype: var.dtype(),
+                        expected_shape: var.shape().clone(),
+                        got_dtype: grad.dtype(),
+                        got_shape: grad.shape().clone(),
+                    });
+                }
+                dtype = Some(grad.dtype());
+            }
+            flat.push((index, grad));
+        }
+        let mut all = vec![];
+        for (index, grad) in flat {
+            let var = variables.var(index);
+            let dtype = dtype.unwrap_or(var.dtype());
+            all.push(match grad {
+                Some(grad) => grad.flatten_all()?.to_dtype(dtype)?,
+                None => Tensor::zeros(var.elem_count(), dtype, var.device())?,
+            });
+        }
+        Ok(match &all[..] {
+            [one] => one.contiguous()?,
+            _ => Tensor::cat(&all, 0)?,
+        })
+    }
+}

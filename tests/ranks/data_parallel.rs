@@ -1,0 +1,177 @@
+//! Ranks that share a batch: N of them give what one process gives with N micro-batches, to the bit.
+
+use crate::training::{Training, on_ranks};
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::VarMap;
+use fp8::optim::{AdamW, AdamWConfig, DataParallel, DataParallelOptions, OptimError};
+use fp8::ranks::threads;
+
+const STEPS: usize = 12;
+
+const RECIPES: [Option<&str>; 10] = [
+    None,
+    Some("delayed"),
+    Some("tensorwise"),
+    Some("current"),
+    Some("rowwise"),
+    Some("rowwise_with_gw_hp"),
+    Some("blockwise"),
+    Some("mxfp8"),
+    Some("direct"),
+    Some("hybrid"),
+];
+
+/// The losses by rank, and the state.
+fn alone(recipe: Option<&str>, ranks: usize) -> (Vec<Vec<f32>>, Vec<(String, Vec<u8>)>) {
+    let mut training = Training::new(recipe).unwrap();
+    let mut losses = vec![vec![]; ranks];
+    for step in 0..STEPS {
+        let all = training.step_of_one(step, ranks).unwrap();
+        for (losses, loss) in losses.iter_mut().zip(all) {
+            losses.push(loss);
+        }
+    }
+    (losses, training.state().unwrap().into_iter().collect())
+}
+
+#[test]
+fn ranks_equal_micro_batches_to_the_bit() {
+    for recipe in RECIPES {
+        for ranks in [2, 4] {
+            let (losses, state) = alone(recipe, ranks);
+            let options = DataParallelOptions::default();
+            let all = threads::run(ranks, |group| {
+                on_ranks(&group, recipe, STEPS, options.clone()).unwrap()
+            });
+            for (rank, (own, own_state)) in all.into_iter().enumerate() {
+                let case = format!("{recipe:?}, rank {rank} of {ranks}");
+                assert_eq!(own, losses[rank], "{case}: losses");
+                for ((name, expected), (own_name, got)) in state.iter().zip(&own_state) {
+                    assert_eq!(name, own_name, "{case}");
+                    // A rank draws for its own micro-batch only.
+                    if !name.contains("non_finite") {
+                        assert!(got == expected, "{case}: {name}");
+                    }
+                }
+                assert_eq!(own_state.len(), state.len(), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_buckets_and_overlap() {
+    let run = |options: DataParallelOptions| {
+        threads::run(3, |group| {
+            on_ranks(&group, Some("delayed"), 5, options.clone()).unwrap()
+        })
+    };
+    let options = DataParallelOptions::default();
+    let expected = run(options.clone());
+    for bucket_bytes in [1, 10_000, usize::MAX] {
+        for overlap in [true, false] {
+            let options = (options.clone())
+                .with_bucket_bytes(bucket_bytes)
+                .with_overlap(overlap);
+            assert!(run(options.clone()) == expected, "{options:?}");
+        }
+    }
+}
+
+/// A variable that a rank does not reach counts as zeros there; one that no rank reaches has no gradient.
+#[test]
+fn variables_without_gradient() {
+    let grads = threads::run(2, |group| {
+        let vars = VarMap::new();
+        let get = |name| {
+            vars.get(
+                2,
+                name,
+                candle_nn::Init::Const(3.),
+                DType::F32,
+                &Device::Cpu,
+            )
+        };
+        let [a, b, c] = ["a", "b", "c"].map(|name| get(name).unwrap());
+        let mut parallel =
+            DataParallel::new(&group, &vars, DataParallelOptions::default()).unwrap();
+        let mut all = vec![];
+        for _ in 0..2 {
+            let loss = match group.rank() {
+                0 => a.sum_all().unwrap(),
+                _ => (&a * 3.).unwrap().add(&b).unwrap().sum_all().unwrap(),
+            };
+            let grads = parallel.backward(&loss).unwrap();
+            let of = |x: &Tensor| grads.get(x).map(|grad| grad.to_vec1::<f32>().unwrap());
+            all.push([of(&a), of(&b), of(&c)]);
+        }
+        all
+    });
+    let expected = [Some(vec![2., 2.]), Some(vec![0.5, 0.5]), None];
+    for all in grads {
+        assert_eq!(all, [expected.clone(), expected.clone()]);
+    }
+}
+
+#[test]
+fn all_ranks_begin_with_the_values_of_the_first() {
+    let values = threads::run(3, |group| {
+        let vars = VarMap::new();
+        let var = Var::new(&[group.rank() as f32, 1.], &Device::Cpu).unwrap();
+        vars.data().lock().unwrap().insert("w".into(), var.clone());
+        DataParallel::new(&group, &vars, DataParallelOptions::default()).unwrap();
+        var.to_vec1::<f32>().unwrap()
+    });
+    assert_eq!(values, [[0., 1.], [0., 1.], [0., 1.]]);
+}
+
+#[test]
+fn ranks_with_other_variables_get_an_error() {
+    let errors = threads::run(3, |group| {
+        let vars = VarMap::new();
+        let name = ["w", "w", "v"][group.rank()];
+        let shape = [2, 2, 3][group.rank()];
+        let init = candle_nn::Init::Const(1.);
+        vars.get(shape, name, init, DType::F32, &Device::Cpu)
+            .unwrap();
+        DataParallel::new(&group, &vars, DataParallelOptions::default()).unwrap_err()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        assert!(
+            matches!(error, OptimError::OtherVariables { .. }),
+            "{rank}: {error}"
+        );
+    }
+    assert!(
+        errors[2].to_string().contains("v: F32 [3]"),
+        "{}",
+        errors[2]
+    );
+    assert!(
+        errors[2].to_string().contains("w: F32 [2]"),
+        "{}",
+        errors[2]
+    );
+}
+
+/// A gradient that is not finite on one rank, or a cast that saturated there, makes all ranks skip the step.
+#[test]
+fn all_ranks_skip_the_step_of_one() {
+    let skipped = threads::run(2, |group| {
+        let vars = VarMap::new();
+        let init = candle_nn::Init::Const(1.);
+        let w = vars.get(2, "w", init, DType::F32, &Device::Cpu).unwrap();
+        let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
+        let mut parallel =
+            DataParallel::new(&group, &vars, DataParallelOptions::default()).unwrap();
+        let mut skipped = vec![];
+        for factor in [1., if group.rank() == 0 { f64::INFINITY } else { 1. }, 1.] {
+            let loss = (&w * factor).unwrap().sum_all().unwrap();
+            let grads = parallel.backward(&loss).unwrap();
+            skipped.push(optimizer.apply(&grads).unwrap().skipped().unwrap());
+        }
+        (skipped, w.to_vec1::<f32>().unwrap())
+    });
+    assert_eq!(skipped[0].0, [false, true, false]);
+    assert_eq!(skipped[0], skipped[1]);
+}

@@ -1,0 +1,11 @@
+//! Several ranks: threads of one process stand for the processes of a job.
+
+mod data_parallel;
+#[path = "../../examples/gpt/mod.rs"]
+#[allow(dead_code, reason = "the examples generate as well")]
+mod gpt;
+#[path = "../../examples/shared/parameters.rs"]
+#[allow(dead_code, reason = "scaled parameters are not trained here")]
+mod parameters;
+mod scales;
+mod training;
