@@ -32,6 +32,7 @@
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
 //! | to run FP8 files of a Llama, a mixture of experts or a BERT | [`models`] |
 //! | to handle errors | [`Error`], which wraps an enum for each area: [`GuardError`], [`LayerError`], [`ExportError`], .. |
+//! | several processes that train one model | [`ranks`] |
 //! | to keep freed memory for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
 //! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |

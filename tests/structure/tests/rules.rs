@@ -9,6 +9,7 @@ const CRATES: &[(&str, &str)] = &[
     ("fp8_derive", "fp8-derive/src/lib.rs"),
     ("fp8_core", "fp8-core/src/lib.rs"),
     ("fp8_candle", "fp8-candle/src/lib.rs"),
+    ("fp8_ranks", "fp8-ranks/src/lib.rs"),
     ("fp8_files", "fp8-files/src/lib.rs"),
     ("fp8_scaled", "fp8-scaled/src/lib.rs"),
     ("fp8_optim", "fp8-optim/src/lib.rs"),
@@ -24,6 +25,23 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-candle/src",
         &["base", "device", "cast", "graph", "ops", "layers"],
+    ),
+    (
+        "fp8-ranks/src",
+        &[
+            "error",
+            "engine",
+            "failure",
+            "traffic",
+            "sum",
+            "single",
+            "group",
+            "threads",
+            "mesh",
+            "launcher",
+            "mpi",
+            "world",
+        ],
     ),
     (
         "fp8-files/src",

@@ -1,0 +1,86 @@
+//! One rank's place in a group: its engine, its name, its counters.
+
+use super::options::GroupOptions;
+use crate::engine::{Call, Collective, Engine, Pending};
+use crate::error::{Error, Failure, Operation, Result};
+use crate::failure::note;
+use crate::traffic::{Counters, sent};
+use candle_core::Tensor;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) name: Arc<str>,
+    pub(super) engine: Arc<dyn Engine>,
+    /// The same ranks in a group of their own for amaxes. They are reduced at other places of a program than everything else:
+    /// what ranks disagree about on one never meets data of the other.
+    pub(super) amaxes: Arc<dyn Engine>,
+    pub(super) options: GroupOptions,
+    pub(super) counters: Counters,
+}
+
+impl Member {
+    pub(super) fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    /// Starts a collective of the engine, and counts its bytes.
+    pub(super) fn start(
+        &self,
+        engine: &dyn Engine,
+        operation: Operation,
+        collective: Collective,
+    ) -> Result<Box<dyn Pending>> {
+        note(operation, &self.name);
+        let bytes = sent(&collective, self.rank(), self.size());
+        let call = Call {
+            operation,
+            group: Arc::clone(&self.name),
+            collective,
+        };
+        let started = call
+            .check(self.rank(), self.size())
+            .and_then(|()| engine.start(call));
+        let pending = self.checked(operation, started)?;
+        self.counters.bytes(operation, bytes);
+        Ok(pending)
+    }
+
+    pub(super) fn wait(&self, operation: Operation, pending: Box<dyn Pending>) -> Result<Tensor> {
+        self.checked(operation, pending.wait(self.options.deadline))
+    }
+
+    /// Both.
+    pub(super) fn run(
+        &self,
+        engine: &dyn Engine,
+        operation: Operation,
+        collective: Collective,
+    ) -> Result<Tensor> {
+        let pending = self.start(engine, operation, collective)?;
+        self.wait(operation, pending)
+    }
+
+    /// Says where it happened, and lets the other ranks know: they wait for this one, which will not come.
+    pub(super) fn checked<T>(
+        &self,
+        operation: Operation,
+        result: std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        result.map_err(|failure| {
+            let error = Error::Collective {
+                rank: self.rank(),
+                size: self.size(),
+                group: Arc::clone(&self.name),
+                operation,
+                failure,
+            };
+            self.engine.give_up(&error);
+            error
+        })
+    }
+}

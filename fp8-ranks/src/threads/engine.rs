@@ -1,0 +1,152 @@
+//! A rank's hold on the meeting place.
+
+use super::fault::Fault;
+use super::hub::{Hub, Place, Taken};
+use super::round::Given;
+use crate::engine::{Call, Engine, Pending};
+use crate::error::{Error, Failure};
+use candle_core::Tensor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// One rank in one group.
+#[derive(Debug)]
+pub(super) struct ThreadEngine {
+    hub: Arc<Hub>,
+    place: Place,
+    /// Collectives of this rank in this group: all ranks count alike.
+    rounds: AtomicU64,
+    shared: Arc<Shared>,
+}
+
+/// What a rank's groups share.
+#[derive(Debug)]
+struct Shared {
+    /// This rank in the job.
+    rank: usize,
+    /// Collectives that it has started, in all groups.
+    started: AtomicUsize,
+    /// What goes wrong at which of them.
+    faults: Vec<(usize, Fault)>,
+}
+
+impl ThreadEngine {
+    /// A rank in the group of all.
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        rank: usize,
+        size: usize,
+        faults: Vec<(usize, Fault)>,
+    ) -> Self {
+        Self {
+            hub,
+            place: Place {
+                group: 0,
+                rank,
+                size,
+            },
+            rounds: AtomicU64::new(0),
+            shared: Arc::new(Shared {
+                rank,
+                started: AtomicUsize::new(0),
+                faults,
+            }),
+        }
+    }
+
+    fn give(&self, given: Given) -> Result<u64, Failure> {
+        let round = self.rounds.fetch_add(1, Ordering::Relaxed);
+        self.hub.give(self.place, round, given)?;
+        Ok(round)
+    }
+}
+
+impl Engine for ThreadEngine {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    fn size(&self) -> usize {
+        self.place.size
+    }
+
+    fn start(&self, mut call: Call) -> Result<Box<dyn Pending>, Failure> {
+        let Shared {
+            rank,
+            started,
+            faults,
+        } = &*self.shared;
+        let count = started.fetch_add(1, Ordering::Relaxed);
+        for (_, fault) in faults.iter().filter(|(at, _)| *at == count) {
+            match fault {
+                Fault::Stall => return Err(self.hub.stall()),
+                Fault::Panic => panic!("the fault that the test asked for on rank {rank}"),
+                Fault::Error => return Err(Failure::Injected),
+                Fault::Corrupt(_) => {
+                    let given = call.collective.tensor();
+                    let given = given.map(|tensor| fault.corrupted(tensor)).transpose()?;
+                    if let Some(given) = given {
+                        call.collective = call.collective.with_tensor(given);
+                    }
+                }
+            }
+        }
+        Ok(Box::new(Waiting {
+            hub: Arc::clone(&self.hub),
+            place: self.place,
+            round: self.give(Given::Call(call))?,
+        }))
+    }
+
+    fn split(
+        &self,
+        _: &Arc<str>,
+        color: Option<usize>,
+        key: usize,
+        deadline: Duration,
+    ) -> Result<Option<Arc<dyn Engine>>, Failure> {
+        let round = self.give(Given::Split { color, key })?;
+        let place = match self.hub.take(self.place, round, deadline)? {
+            Taken::Group(place) => place,
+            Taken::Tensor(_) => unreachable!("a split has groups as its result"),
+        };
+        let engine = |place| {
+            Arc::new(Self {
+                hub: Arc::clone(&self.hub),
+                place,
+                rounds: AtomicU64::new(0),
+                shared: Arc::clone(&self.shared),
+            })
+        };
+        Ok(place.map(|place| engine(place) as _))
+    }
+
+    fn give_up(&self, error: &Error) {
+        self.hub.break_for_all(Failure::Rank {
+            rank: self.shared.rank,
+            message: error.to_string().into(),
+        });
+    }
+}
+
+/// A collective that this rank has come to.
+#[derive(Debug)]
+struct Waiting {
+    hub: Arc<Hub>,
+    place: Place,
+    round: u64,
+}
+
+impl Pending for Waiting {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Tensor, Failure> {
+        match self.hub.take(self.place, self.round, deadline)? {
+            Taken::Tensor(tensor) => Ok(tensor),
+            Taken::Group(_) => unreachable!("a collective has a tensor as its result"),
+        }
+    }
+}

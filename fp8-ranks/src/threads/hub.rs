@@ -1,0 +1,206 @@
+//! Where the threads of a job meet.
+
+use super::round::{Given, Outcome, complete};
+use crate::error::Failure;
+use candle_core::Tensor;
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// All groups of a job.
+#[derive(Debug, Default)]
+pub(super) struct Hub {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    groups: Vec<Group>,
+    /// The first failure of any rank, which ends the job for all.
+    broken: Option<Failure>,
+    /// Ranks of the job whose threads have ended.
+    left: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// Ranks of the job, in the order of their ranks here.
+    members: Vec<usize>,
+    rounds: HashMap<u64, Round>,
+}
+
+/// The k-th collective of a group, until all have its result.
+#[derive(Debug)]
+struct Round {
+    given: Vec<Option<Given>>,
+    results: Vec<Option<Taken>>,
+}
+
+/// A rank's result.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Tensor(Tensor),
+    /// A new group, and this rank in it.
+    Group(Option<Place>),
+}
+
+/// A rank in a group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) group: usize,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+}
+
+impl Hub {
+    /// A job of so many ranks, whose group is the first.
+    pub(super) fn new(ranks: usize) -> Arc<Self> {
+        let hub = Self::default();
+        hub.lock().new_group((0..ranks).collect());
+        Arc::new(hub)
+    }
+
+    /// A panic under the lock leaves the state as it was before: it only happens in the code that adds to it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the job for all, for the first reason that was given.
+    pub(super) fn break_for_all(&self, failure: Failure) {
+        self.lock().broken.get_or_insert(failure);
+        self.changed.notify_all();
+    }
+
+    /// A rank of the job comes to no collective any more.
+    pub(super) fn leave(&self, rank: usize) {
+        self.lock().left.push(rank);
+        self.changed.notify_all();
+    }
+
+    /// Returns when the job is broken, or when no other rank is left that could break it.
+    pub(super) fn stall(&self) -> Failure {
+        let mut state = self.lock();
+        loop {
+            if let Some(failure) = &state.broken {
+                return failure.clone();
+            }
+            if state.left.len() + 1 >= state.groups[0].members.len() {
+                return Failure::Ended;
+            }
+            state = (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What a rank gives for its `round`-th collective. The last one to come makes the results.
+    pub(super) fn give(&self, place: Place, round: u64, given: Given) -> Result<(), Failure> {
+        let mut state = self.lock();
+        if let Some(failure) = &state.broken {
+            return Err(failure.clone());
+        }
+        let rounds = &mut state.groups[place.group].rounds;
+        let entry = rounds.entry(round).or_insert_with(|| Round {
+            given: (0..place.size).map(|_| None).collect(),
+            results: (0..place.size).map(|_| None).collect(),
+        });
+        entry.given[place.rank] = Some(given);
+        if entry.given.iter().all(Option::is_some) {
+            let given: Vec<_> = entry.given.drain(..).flatten().collect();
+            let outcome = complete(&given);
+            if let Err(failure) =
+                outcome.and_then(|outcome| state.settle(place.group, round, outcome))
+            {
+                state.broken.get_or_insert(failure);
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// The result of a rank's `round`-th collective.
+    pub(super) fn take(
+        &self,
+        place: Place,
+        round: u64,
+        deadline: Duration,
+    ) -> Result<Taken, Failure> {
+        let begin = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let State {
+                groups,
+                broken,
+                left,
+            } = &mut *state;
+            let Group { members, rounds } = &mut groups[place.group];
+            let entry = rounds.get_mut(&round).ok_or(Failure::Ended)?;
+            if let Some(taken) = entry.results[place.rank].take() {
+                if entry.results.iter().all(Option::is_none) {
+                    rounds.remove(&round);
+                }
+                return Ok(taken);
+            }
+            // After the above: what all have come to has its result on all, whatever happens next.
+            if let Some(failure) = &*broken {
+                return Err(failure.clone());
+            }
+            let missing = members.iter().zip(&entry.given);
+            let missing = missing.filter(|(_, given)| given.is_none());
+            let missing: Vec<_> = missing.map(|(rank, _)| *rank).collect();
+            if let Some(rank) = missing.iter().find(|rank| left.contains(rank)) {
+                let failure = Failure::Rank {
+                    rank: *rank,
+                    message: "it has ended and does not come".into(),
+                };
+                *broken = Some(failure);
+                self.changed.notify_all();
+                continue;
+            }
+            let waited = begin.elapsed();
+            let Some(rest) = deadline.checked_sub(waited).filter(|rest| !rest.is_zero()) else {
+                let failure = Failure::Deadline { waited, missing };
+                *broken = Some(failure.clone());
+                self.changed.notify_all();
+                return Err(failure);
+            };
+            let result = self.changed.wait_timeout(state, rest);
+            state = result.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    fn new_group(&mut self, members: Vec<usize>) -> usize {
+        self.groups.push(Group {
+            members,
+            rounds: HashMap::new(),
+        });
+        self.groups.len() - 1
+    }
+
+    fn settle(&mut self, group: usize, round: u64, outcome: Outcome) -> Result<(), Failure> {
+        let results = match outcome {
+            Outcome::Tensors(tensors) => {
+                let tensors = tensors.into_iter().map(Taken::Tensor);
+                tensors.map(Some).collect()
+            }
+            Outcome::Groups(groups) => {
+                let of_job = self.groups[group].members.clone();
+                let mut places: Vec<_> = of_job.iter().map(|_| None).collect();
+                for ranks in groups {
+                    let members = ranks.iter().map(|rank| of_job[*rank]).collect();
+                    let (group, size) = (self.new_group(members), ranks.len());
+                    for (rank, old) in ranks.into_iter().enumerate() {
+                        places[old] = Some(Place { group, rank, size });
+                    }
+                }
+                let places = places.into_iter().map(Taken::Group);
+                places.map(Some).collect()
+            }
+        };
+        let round = self.groups[group].rounds.get_mut(&round);
+        round.ok_or(Failure::Ended)?.results = results;
+        Ok(())
+    }
+}

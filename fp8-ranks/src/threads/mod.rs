@@ -1,0 +1,16 @@
+//! Ranks as threads of one process: the double for tests, with the same results as processes to the bit.
+//!
+//! It checks what no other engine checks: that all ranks call the same operation with sizes that fit. If not, all of them get one
+//! [`crate::Failure::Mismatch`] with what each has called. A rank that fails, panics, returns while others wait for it, or comes
+//! too late breaks the job for all at once.
+//!
+//! Every rank is a thread of its own (no rayon worker: a rank that waits would block others).
+
+mod engine;
+mod fault;
+mod hub;
+mod round;
+mod run;
+
+pub use fault::Fault;
+pub use run::{Threads, run};
