@@ -122,13 +122,7 @@ impl Training {
         };
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("state.safetensors");
-        save_training(
-            &path,
-            &self.gpt,
-            &self.vars,
-            &self.optimizer,
-            &meta,
-        )?;
+        save_training(&path, &self.gpt, &self.vars, &self.optimizer, &meta)?;
         let bytes = std::fs::read(&path)?;
         let file = safetensors::SafeTensors::deserialize(&bytes)?;
         let tensors = file.tensors().into_iter();

@@ -6,10 +6,15 @@ use crate::error::{Failure, Operation};
 use crate::sum::{amax_bits, amaxes as from_bits};
 use candle_core::{DType, Tensor};
 use fp8_candle::state::ReductionGroup;
+use std::sync::atomic::AtomicU64;
 
 impl ReductionGroup for ProcessGroup {
     fn ranks(&self) -> usize {
         self.size()
+    }
+
+    fn steps(&self) -> Option<&AtomicU64> {
+        Some(&self.member.steps)
     }
 
     /// Amaxes travel as the bits of f32 without a sign, whose order as integers is theirs: a NaN on one rank is a NaN on all,

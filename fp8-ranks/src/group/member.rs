@@ -7,6 +7,7 @@ use crate::failure::note;
 use crate::traffic::{Counters, sent};
 use candle_core::Tensor;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -17,6 +18,8 @@ pub(super) struct Member {
     pub(super) amaxes: Arc<dyn Engine>,
     pub(super) options: GroupOptions,
     pub(super) counters: Counters,
+    /// The steps of guards with this group.
+    pub(super) steps: AtomicU64,
 }
 
 impl Member {

@@ -9,6 +9,7 @@ use crate::single::Single;
 use crate::traffic::{Counters, Traffic};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// The ranks that work on something together, as one of them sees it. Clones are the same group.
 ///
@@ -50,6 +51,7 @@ impl ProcessGroup {
             amaxes,
             options,
             counters: Counters::default(),
+            steps: AtomicU64::default(),
             engine: Arc::clone(&engine),
         };
         let (split, amaxes) = match split {
@@ -70,6 +72,7 @@ impl ProcessGroup {
             amaxes: Arc::new(Single),
             options: GroupOptions::default(),
             counters: Counters::default(),
+            steps: AtomicU64::default(),
         };
         Self {
             member: Arc::new(member),
@@ -131,6 +134,7 @@ impl ProcessGroup {
             amaxes: Arc::clone(amaxes),
             options,
             counters: Counters::default(),
+            steps: AtomicU64::default(),
         };
         Self {
             member: Arc::new(member),
