@@ -170,6 +170,14 @@ pub enum Failure {
         /// Ranks that have not called it, as far as the engine knows.
         missing: Vec<usize>,
     },
+    /// A dimension cannot be cut into equal parts.
+    #[error("a dimension of {len} cannot be divided evenly over {ranks} ranks")]
+    Uneven {
+        /// Its length.
+        len: usize,
+        /// Ranks of the group.
+        ranks: usize,
+    },
     /// The ranks called different operations, or the same one with sizes that do not fit.
     #[error("the ranks disagree: {}", calls.join("; "))]
     Mismatch {

@@ -11,6 +11,7 @@
 mod engine;
 mod error;
 mod failure;
+pub mod graph;
 mod group;
 mod launcher;
 mod mesh;

@@ -3,7 +3,7 @@
 use crate::autocast::Fp8State;
 use crate::nn::StaticWeight;
 use candle_core::Tensor;
-use fp8_candle::Role;
+use fp8_candle::{LayerShards, Role};
 use fp8_files::names::join;
 use std::sync::Arc;
 
@@ -50,6 +50,11 @@ pub trait Fp8Layer {
     /// The dimension of the weight that has the output channels: 0, or 1 of a transposed convolution. None where groups share it.
     fn output_dim(&self) -> Option<usize> {
         Some(0)
+    }
+
+    /// The parts that ranks hold of this layer's tensors; None if this rank has all of them.
+    fn shards(&self) -> Option<Arc<LayerShards>> {
+        None
     }
 
     /// Bytes that the weight and its scales hold.

@@ -8,4 +8,5 @@ mod gpt;
 #[allow(dead_code, reason = "scaled parameters are not trained here")]
 mod parameters;
 mod scales;
+mod tensor_parallel;
 mod training;

@@ -4,6 +4,7 @@ pub(crate) mod computed;
 pub(crate) mod packed;
 pub(crate) mod quantizer;
 pub(crate) mod replay;
+pub(crate) mod shards;
 pub(crate) mod sharing;
 pub(crate) mod spec;
 pub mod state;

@@ -4,6 +4,7 @@ use crate::base::check::check_float;
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal, shape_error};
 use crate::cast::replay::{RecordedCast, Replay};
+use crate::cast::shards::Shards;
 use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource};
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
 use crate::cast::stochastic::{Draw, Stochastic};
@@ -125,6 +126,12 @@ impl Quantizer {
         self
     }
 
+    /// The same cast of a part of a tensor, with the scales of the whole.
+    pub fn with_shards(mut self, shards: Shards) -> Self {
+        self.spec.shards = shards;
+        self
+    }
+
     /// The recorded cast to replay now, if there is one.
     pub(super) fn next_replayed(&self) -> Option<Self> {
         Some(self.replay.as_ref()?.next()?.into())
@@ -188,6 +195,7 @@ impl Quantizer {
             (ScaleSource::Delayed { slot, rule, .. }, None) => {
                 let whole = ScaleGrid::tensorwise(rows, cols);
                 let amax = backend.amax(&x, &whole)?.reshape(1)?;
+                let amax = spec.shards.reduce_whole(amax)?;
                 with_scales(slot.made_scale(&amax, cast.format, rule)?)?
             }
             (ScaleSource::Unscaled, None) => {
@@ -208,7 +216,7 @@ impl Quantizer {
                 },
                 None,
             ) => match spec.amax_bound {
-                None => {
+                None if spec.shards.is_whole() => {
                     let current = CurrentScale {
                         policy: *policy,
                         power_of_two: *power_of_two,
@@ -217,9 +225,13 @@ impl Quantizer {
                     let scales = (made.quant_scale, made.dequant_scale);
                     encoded(made.codes, scales, Some(made.amax))
                 }
-                Some(bound) => {
+                bound => {
                     let amax = backend.amax(&x, &grid)?;
-                    let bounded = amax.minimum(f64::from(bound))?;
+                    let amax = spec.shards.reduce(amax, &grid, spec.granularity)?;
+                    let bounded = match bound {
+                        Some(bound) => amax.minimum(f64::from(bound))?,
+                        None => amax.clone(),
+                    };
                     let quant_scale =
                         backend.quant_scale(&bounded, cast.format, *policy, *power_of_two)?;
                     let dequant_scale = backend.reciprocal(&quant_scale)?;

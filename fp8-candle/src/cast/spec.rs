@@ -1,6 +1,7 @@
 //! The three parts of a cast: what it computes, where its scales come from, and its observers.
 
 use crate::base::error::Result;
+use crate::cast::shards::Shards;
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
 use crate::cast::stochastic::Stochastic;
 use crate::cast::tensor::Quantized;
@@ -24,6 +25,8 @@ pub struct CastSpec {
     pub amax_bound: Option<f32>,
     /// The source of random bits if rounding is stochastic.
     pub stochastic: Option<Stochastic>,
+    /// The other parts of the tensor, if ranks hold it in parts.
+    pub shards: Shards,
 }
 
 impl CastSpec {
@@ -34,6 +37,7 @@ impl CastSpec {
             granularity,
             amax_bound: None,
             stochastic: None,
+            shards: Shards::default(),
         }
     }
 

@@ -100,6 +100,35 @@ pub(crate) fn attach<const N: usize>(
     )
 }
 
+/// `result` as a tensor of candle's graph that depends on `argument`: for operations that this crate does not have. `backward` computes
+/// the gradient of the argument, in its shape and dtype, from that of the result.
+///
+/// # Errors
+/// If `result` cannot be read. Errors of `backward` end the backward pass.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+/// let tripled = (x.as_detached_tensor() * 3.)?;
+/// let y = fp8_candle::wide::node("triple", &x, &tripled, |grad| Ok((grad * 3.)?))?;
+/// let grads = fp8_candle::wide::backward(&y.sum_all()?)?;
+/// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [3., 3.]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn node(
+    name: &'static str,
+    argument: &Tensor,
+    result: &Tensor,
+    backward: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    attach(
+        name,
+        [argument],
+        Ready::of(&result.detach())?,
+        move |_, _, grad| Ok([Some(backward(grad)?)]),
+    )
+}
+
 /// [`attach`] with any number of arguments.
 pub(crate) fn attach_all(
     name: &'static str,

@@ -7,7 +7,7 @@ use crate::error::{LayerError, Result};
 use crate::stats::hook;
 use fp8_candle::{
     AmaxRecorder, Draw, FirstScale, GemmPlan, LinearPlan, Quantizer, ResultCasts, Role,
-    ScalePolicy, ScaleSource,
+    ScalePolicy, ScaleSource, Shards,
 };
 use fp8_core::{Cast, DelayedRule};
 
@@ -172,6 +172,10 @@ impl<'a> Maker<'a> {
             .with_counter(self.state.counter(operand).clone())
             .with_recorder(recorder)
             .with_replay(self.step.replay(operand))
+            .with_shards(match Operand::RESULTS.contains(&operand) {
+                true => Shards::default(),
+                false => self.state.shards(role),
+            })
             .with_hook(hook(
                 self.state.shared_path(),
                 operand,

@@ -3,7 +3,7 @@
 use crate::config::{CastConfig, Operand, Recipe, ResolvedConfig, ScalingType};
 use fp8_candle::state::{IdleRule, RowRule};
 use fp8_candle::weight_version::WeightVersion;
-use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
+use fp8_candle::{CastCounter, LayerShards, Role, Shards, Slot, StateTable, WeightCache};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +67,8 @@ pub struct Fp8State {
 struct LayerSettings {
     output_fused: bool,
     own_recipe: Option<LayerRecipe>,
+    /// The parts that ranks hold of the layer's tensors.
+    shards: Option<Arc<LayerShards>>,
     /// Fingerprint of the weight of the last calibration batch.
     calibrated_weight: u64,
     calibration: Option<Calibration>,
@@ -150,6 +152,24 @@ impl Fp8State {
 
     pub(crate) fn set_output_fused(&self, fused: bool) {
         self.lock().output_fused = fused;
+    }
+
+    pub(crate) fn set_shards(&self, shards: Option<Arc<LayerShards>>) {
+        self.lock().shards = shards;
+    }
+
+    /// The other parts of a tensor of this layer.
+    pub(crate) fn shards(&self, role: Role) -> Shards {
+        let settings = self.lock();
+        let Some(shards) = &settings.shards else {
+            return Shards::default();
+        };
+        match role {
+            Role::Input => shards.input.clone(),
+            Role::Weight => shards.weight.clone(),
+            Role::GradOutput => shards.grad_output.clone(),
+            _ => Shards::default(),
+        }
     }
 
     /// Links the model's parameters to its table.

@@ -24,6 +24,16 @@ pub enum LayerError {
         /// Shape of the input.
         shape: Vec<usize>,
     },
+    /// The axes of a layer that several ranks hold do not fit its tensors or the mesh.
+    #[error("`{path}` with {axes}: {problem}")]
+    Axes {
+        /// Path of the layer, empty if unknown.
+        path: String,
+        /// The axes, by dimension.
+        axes: String,
+        /// What does not fit.
+        problem: String,
+    },
     /// A layer to time has no weight or no input.
     #[error("a layer to time has {what} = 0, expected at least 1")]
     EmptyCase {

@@ -43,6 +43,7 @@ pub mod moe;
 mod named_tensor;
 mod operators;
 pub mod ops;
+pub mod parallel;
 pub mod rnn;
 pub mod rotary_emb;
 pub(crate) mod scaled_parameter;
@@ -68,6 +69,7 @@ pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use lora::{LoraConfig, LoraLinear};
 pub use named_tensor::NamedTensor;
 pub use operators::{Add, Div, Matmul, Mul};
+pub use parallel::{LinearAxes, ParallelLinear, column_parallel_linear, row_parallel_linear};
 pub use rnn::{GRU, LSTM, gru, lstm};
 pub use sequential::{Sequential, seq};
 pub use transformer::{

@@ -181,6 +181,7 @@ impl Preparer<'_> {
             before: layer.fp8_state(),
             roles: layer.roles(),
             amax_history_len: self.shared.options.amax_history_len,
+            shards: layer.shards(),
             device: Some(weight.device()),
             tied: names.filter(|name| **name != own_name).cloned().collect(),
         })?;

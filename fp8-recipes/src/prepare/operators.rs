@@ -49,6 +49,7 @@ impl OperatorPreparer<'_> {
             // No scale is kept from step to step: the row counts stochastic roundings.
             roles: &[Role::GradOutput],
             amax_history_len: 1,
+            shards: None,
             device: operator.device(),
             tied: vec![],
         })?;

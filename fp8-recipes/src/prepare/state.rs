@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::module::LayerKind;
 use candle_core::Device;
 use fp8_candle::weight_version::WeightVersion;
-use fp8_candle::{Role, StateTable};
+use fp8_candle::{LayerShards, Role, StateTable};
 use std::sync::Arc;
 
 /// What layers and operators of a model share.
@@ -32,6 +32,8 @@ pub(super) struct Request<'a> {
     pub(super) before: Option<Arc<Fp8State>>,
     pub(super) roles: &'a [Role],
     pub(super) amax_history_len: usize,
+    /// The parts that ranks hold of its tensors.
+    pub(super) shards: Option<Arc<LayerShards>>,
     /// None for an operator without tensors, which any table serves.
     pub(super) device: Option<&'a Device>,
     /// Other names of its weight.
@@ -112,6 +114,7 @@ impl Shared<'_> {
             notes.push(Note::OutputFused);
         }
         state.set_output_fused(fused);
+        state.set_shards(request.shards);
         state.set_own_recipe(own);
         state.hold_parameters(&self.parameters);
         Ok((state, notes))

@@ -211,6 +211,16 @@ pub enum Error {
         /// Name of its first row.
         first: Option<String>,
     },
+    /// A block of values with one scale lies across parts of a tensor on several ranks.
+    #[error(
+        "a rank holds {len} rows or columns of a tensor, expected a multiple of the {block} that share a scale"
+    )]
+    ShardedBlock {
+        /// Rows or columns here.
+        len: usize,
+        /// How many share a scale.
+        block: usize,
+    },
     /// Saved state has a value that no step can produce.
     #[error("`{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
     StateValue {

@@ -35,7 +35,7 @@ mod shape;
 pub(crate) mod sweep;
 pub(crate) mod value;
 
-pub use crate::graph::{GradientListener, backward, backward_with};
+pub use crate::graph::{GradientListener, backward, backward_with, node};
 pub use recompute::recompute;
 
 use crate::base::error::Result;

@@ -12,7 +12,7 @@ use crate::module::Fp8Layer;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::Role;
+use fp8_candle::{LayerShards, Role};
 use fp8_scaled::{Parameter, ScaledVar};
 use std::sync::Arc;
 
@@ -37,6 +37,7 @@ pub struct Linear {
     weight: Weight,
     bias: Option<Parameter>,
     path: Option<Arc<str>>,
+    shards: Option<Arc<LayerShards>>,
     state: SharedState,
 }
 
@@ -65,7 +66,17 @@ impl Linear {
             weight,
             bias: bias.as_ref().map(Parameter::of),
             path: None,
+            shards: None,
             state: SharedState::default(),
+        }
+    }
+
+    /// The same layer as a part of one that several ranks hold: it casts its tensors with the scales of the whole ones. Prepare it
+    /// afterwards.
+    pub fn with_shards(self, shards: LayerShards) -> Self {
+        Self {
+            shards: Some(Arc::new(shards)),
+            ..self
         }
     }
 
@@ -127,6 +138,14 @@ impl Linear {
         Fp8Layer::weight_bytes(self)
     }
 
+    /// A layer of the same state with another weight.
+    pub(super) fn with_weight(&self, weight: &Tensor) -> Self {
+        Self {
+            weight: Weight::HighPrecision(Parameter::Plain(weight.clone())),
+            ..self.clone()
+        }
+    }
+
     /// The path in messages.
     fn shown_path(&self) -> &str {
         self.path().unwrap_or("without a path")
@@ -173,6 +192,10 @@ impl Fp8Layer for Linear {
 
     fn features(&self) -> (usize, usize) {
         Linear::features(self)
+    }
+
+    fn shards(&self) -> Option<Arc<LayerShards>> {
+        self.shards.clone()
     }
 }
 
