@@ -29,7 +29,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-ranks/src",
         &[
-            "error", "engine", "failure", "traffic", "sum", "single", "group", "threads", "mesh",
+            "error", "engine", "failure", "traffic", "sum", "single", "group", "graph", "threads", "mesh",
             "launcher", "mpi", "world",
         ],
     ),
