@@ -43,7 +43,7 @@ use end::end;
 use flags::Flags;
 use gpt::GptConfig;
 use gpt::attention::Operands;
-use ranks::{Parallel, Ranks};
+use ranks::{Parallel, Ranks, Travel};
 use record::{Line, Metrics, trim_stats};
 use run::Run;
 use settings::{Settings, saved_settings};
@@ -73,6 +73,9 @@ struct Args {
     /// What the ranks of a job divide; start them with `mpirun -n N` and build with `--features mpi`
     #[arg(long)]
     parallel: Option<Parallel>,
+    /// How gradients travel between ranks
+    #[arg(long, default_value = "f32")]
+    gradients: Travel,
     /// Features of a token, an even number for each head [default: 256]
     #[arg(long)]
     hidden: Option<usize>,
@@ -121,7 +124,7 @@ fn main() -> ExitCode {
 }
 
 fn job(args: &Args) -> Result<()> {
-    let ranks = Ranks::join(args.parallel)?;
+    let ranks = Ranks::join(args.parallel, args.gradients)?;
     example(args, &ranks)?;
     ranks.finish()
 }

@@ -4,6 +4,7 @@ use crate::data::Batch;
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
 use clap::ValueEnum;
+use fp8::optim::GradientTravel;
 use fp8::ranks::{ProcessGroup, ReduceOp, World, WorldOptions};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -21,6 +22,26 @@ pub struct Ranks {
     world: World,
     pub group: ProcessGroup,
     pub parallel: Option<Parallel>,
+    pub travel: Travel,
+}
+
+/// In which form gradients travel between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Travel {
+    /// In f32
+    #[default]
+    F32,
+    /// As FP8 codes, added in f32
+    Fp8,
+}
+
+impl From<Travel> for GradientTravel {
+    fn from(travel: Travel) -> Self {
+        match travel {
+            Travel::F32 => Self::Unchanged,
+            Travel::Fp8 => Self::Fp8,
+        }
+    }
 }
 
 /// What a rank sends in a step, by operation.
@@ -32,7 +53,7 @@ pub struct Sent {
 
 impl Ranks {
     /// Joins the job of the launcher, if there is one.
-    pub fn join(parallel: Option<Parallel>) -> Result<Self> {
+    pub fn join(parallel: Option<Parallel>, travel: Travel) -> Result<Self> {
         let world = World::join(WorldOptions::default())?;
         let group = world.group().clone();
         ensure!(
@@ -44,6 +65,7 @@ impl Ranks {
             world,
             group,
             parallel,
+            travel,
         })
     }
 

@@ -91,7 +91,7 @@ impl Weights {
     pub fn join(&mut self, ranks: &Ranks, name: &str) -> Result<()> {
         match self {
             Self::Plain { vars, parallel, .. } => {
-                let options = DataParallelOptions::default();
+                let options = DataParallelOptions::default().with_travel(ranks.travel.into());
                 *parallel = Some(Box::new(DataParallel::new(&ranks.group, vars, options)?));
                 Ok(())
             }

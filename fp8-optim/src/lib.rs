@@ -87,7 +87,7 @@ mod veto;
 
 pub use accumulator::GradAccumulator;
 pub use adamw::{AdamW, AdamWConfig};
-pub use data_parallel::{DataParallel, DataParallelOptions};
+pub use data_parallel::{DataParallel, DataParallelOptions, GradientTravel};
 pub use engine::Engine;
 pub use error::OptimError;
 pub use gradients::check_gradients;

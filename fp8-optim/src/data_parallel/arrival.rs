@@ -1,13 +1,14 @@
 //! The sums that come back.
 
 use super::plan::Plan;
+use super::travel::Sum;
 use super::variables::Variables;
 use crate::accumulator::sum_dtype;
 use crate::error::Result;
 use crate::veto::poison_smallest;
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
-use fp8_ranks::{ProcessGroup, ReduceOp, Started};
+use fp8_ranks::{ProcessGroup, ReduceOp};
 
 pub(super) struct Arrival<'a> {
     plan: &'a Plan,
@@ -23,7 +24,7 @@ pub(super) struct Arrival<'a> {
 impl<'a> Arrival<'a> {
     /// Waits for the sums. `grads` has this rank's gradients, and `veto` says whether its casts have seen Inf or NaN.
     pub(super) fn of(
-        sent: Vec<Started>,
+        sent: Vec<Sum>,
         plan: &'a Plan,
         variables: &'a Variables,
         group: &ProcessGroup,
@@ -34,13 +35,10 @@ impl<'a> Arrival<'a> {
         let own: Vec<u32> = own.chain([veto]).map(u32::from).collect();
         let map = Tensor::new(own, &Device::Cpu)?;
         let map = group.start_all_reduce(&map, ReduceOp::Max)?;
-        let sent = sent.into_iter().map(Started::advance);
-        let sent = sent.collect::<Result<Vec<_>, _>>()?;
+        let sent = sent.into_iter().map(Sum::advance);
+        let sent = sent.collect::<Result<Vec<_>>>()?;
         let map = map.advance()?;
-        let sums = sent
-            .into_iter()
-            .map(Started::wait)
-            .collect::<Result<_, _>>()?;
+        let sums = sent.into_iter().map(Sum::wait).collect::<Result<_, _>>()?;
         let mut present: Vec<bool> = map
             .wait()?
             .to_vec1::<u32>()?

@@ -5,11 +5,13 @@
 //! | `variables.rs` | the variables, in an order that all ranks share, and the check that they do |
 //! | `plan.rs` | which gradients travel together, in which order |
 //! | `pass.rs` | one backward pass: gradients leave while it runs |
+//! | `travel.rs` | in which form they travel |
 //! | `arrival.rs` | what comes back |
 
 mod arrival;
 mod pass;
 mod plan;
+mod travel;
 mod variables;
 
 use super::accumulator::GradAccumulator;
@@ -23,9 +25,10 @@ use pass::Pass;
 use plan::Plan;
 use std::rc::Rc;
 use std::sync::Arc;
+pub use travel::GradientTravel;
 use variables::Variables;
 
-/// How [`DataParallel`] sends gradients. No option changes a bit of the result.
+/// How [`DataParallel`] sends gradients. Only [`DataParallelOptions::travel`] changes results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DataParallelOptions {
@@ -35,6 +38,8 @@ pub struct DataParallelOptions {
     /// Whether gradients leave while the backward pass runs, in the order that the first pass has shown. Turn it off for a model that
     /// uses a parameter more often in some steps than in the first one. Default: true.
     pub overlap: bool,
+    /// In which form gradients travel. Default: unchanged.
+    pub travel: GradientTravel,
     /// Whether all ranks begin with the values of rank 0. Default: true.
     pub broadcast_values: bool,
 }
@@ -44,6 +49,7 @@ impl Default for DataParallelOptions {
         Self {
             bucket_bytes: 1 << 20,
             overlap: true,
+            travel: GradientTravel::Unchanged,
             broadcast_values: true,
         }
     }
@@ -61,6 +67,11 @@ impl DataParallelOptions {
     /// The same options with or without [`DataParallelOptions::overlap`].
     pub fn with_overlap(self, overlap: bool) -> Self {
         Self { overlap, ..self }
+    }
+
+    /// The same options with another [`DataParallelOptions::travel`].
+    pub fn with_travel(self, travel: GradientTravel) -> Self {
+        Self { travel, ..self }
     }
 
     /// The same options with or without [`DataParallelOptions::broadcast_values`].
@@ -151,7 +162,8 @@ impl DataParallel {
     /// Those of [`fp8_candle::wide::backward`], errors of the group, and
     /// [`OptimError::LateGradient`](super::OptimError::LateGradient).
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
-        let plan = self.plan.clone().filter(|_| self.options.overlap);
+        let leaves_early = self.options.overlap && self.options.travel == GradientTravel::Unchanged;
+        let plan = self.plan.clone().filter(|_| leaves_early);
         let pass = Rc::new(Pass::new(&self.group, &self.variables, plan));
         let grads = fp8_candle::wide::backward_with(loss, pass.clone())?;
         let veto = self.variables.has_veto()?;
@@ -203,7 +215,7 @@ impl DataParallel {
                 self.plan.insert(Arc::new(plan)).clone()
             }
         };
-        let sent = pass.send_rest(&plan, &grads)?;
+        let sent = pass.send_rest(&plan, &grads, self.options.travel)?;
         let arrival = Arrival::of(sent, &plan, &self.variables, &self.group, &grads, veto)?;
         arrival.replace(&mut grads, factor)?;
         Ok(grads)

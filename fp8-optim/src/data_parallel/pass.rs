@@ -1,12 +1,13 @@
 //! One backward pass: gradients are sent while it runs, as far as a plan says when they are complete.
 
 use super::plan::{Learned, Plan};
+use super::travel::{GradientTravel, Sum};
 use super::variables::Variables;
 use crate::error::{OptimError, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
 use fp8_candle::wide::GradientListener;
-use fp8_ranks::{ProcessGroup, ReduceOp, Started};
+use fp8_ranks::ProcessGroup;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ struct State {
     seen: Vec<(u32, Option<Tensor>)>,
     /// Variables by the time of their last gradient.
     order: Vec<usize>,
-    sent: Vec<Started>,
+    sent: Vec<Sum>,
     /// By variable in a bucket that has left: the gradient that it had.
     left: Vec<Option<TensorId>>,
 }
@@ -77,7 +78,12 @@ impl Pass {
     ///
     /// # Errors
     /// [`OptimError::LateGradient`] if a gradient has changed after it has left, and errors of the group.
-    pub(super) fn send_rest(&self, plan: &Plan, grads: &GradStore) -> Result<Vec<Started>> {
+    pub(super) fn send_rest(
+        &self,
+        plan: &Plan,
+        grads: &GradStore,
+        travel: GradientTravel,
+    ) -> Result<Vec<Sum>> {
         let mut state = self.state.borrow_mut();
         for (index, left) in state.left.iter().enumerate() {
             let end = grads.get(self.variables.var(index)).map(Tensor::id);
@@ -89,7 +95,7 @@ impl Pass {
         for bucket in sent.len()..plan.buckets.len() {
             let gradient = |index| grads.get(self.variables.var(index)).cloned();
             let flat = plan.flat(bucket, &self.variables, gradient)?;
-            sent.push(self.group.start_all_reduce(&flat, ReduceOp::Sum)?);
+            sent.push(Sum::start(&flat, travel, &self.group)?);
         }
         Ok(sent)
     }
@@ -111,9 +117,8 @@ impl Pass {
             for &index in bucket {
                 state.left[index] = state.seen[index].1.as_ref().map(Tensor::id);
             }
-            state
-                .sent
-                .push(self.group.start_all_reduce(&flat, ReduceOp::Sum)?);
+            let sum = Sum::start(&flat, GradientTravel::Unchanged, &self.group)?;
+            state.sent.push(sum);
         }
         Ok(())
     }
