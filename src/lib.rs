@@ -34,7 +34,7 @@
 //! | to handle errors | [`Error`], which wraps an enum for each area: [`GuardError`], [`LayerError`], [`ExportError`], .. |
 //! | to keep freed memory for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
-//! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |
+//! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`]; by hand: [`guide::low_level`] |
 
 #![doc(test(attr(deny(warnings))))]
 

@@ -26,7 +26,8 @@ pub struct Args {
     /// Where to run
     #[arg(long, default_value = "cpu")]
     pub device: DeviceName,
-    /// The sizes of the published example, 4096 features, with 20 steps before 20 timed ones: the default on a GPU; minutes on a CPU
+    /// The sizes of the published example, 4096 features and 8192 tokens, with 20 steps before 20 timed ones: the default on a GPU; hours
+    /// on a CPU, where a turn of all three takes minutes: see --iterations and --warmup
     #[arg(long)]
     published: bool,
     /// Hidden size [default: 768]
@@ -56,7 +57,7 @@ pub struct Args {
     /// Timed steps of each run [default: 10]
     #[arg(long)]
     iterations: Option<usize>,
-    /// Steps before them [default: 3]
+    /// Steps before them, at least 1, which makes the first delayed scales [default: 3]
     #[arg(long)]
     warmup: Option<usize>,
     /// Print one JSON object instead of text
@@ -158,7 +159,7 @@ impl Args {
         let (timed, warmup) = if self.is_large() { (20, 20) } else { (10, 3) };
         let steps = Steps {
             timed: self.iterations.unwrap_or(timed),
-            warmup: self.warmup.unwrap_or(warmup),
+            warmup: self.warmup.unwrap_or(warmup).max(1),
         };
         ensure!(steps.timed > 0, "--iterations is at least 1");
         Ok(steps)

@@ -6,7 +6,7 @@
 //!
 //! ```bash
 //! cargo run --release --example encoder_layer
-//! cargo run --release --example encoder_layer -- --published # 4096 features: minutes, and 12 GB of memory
+//! cargo run --release --example encoder_layer -- --published --iterations 2 --warmup 1 # minutes a turn
 //! cargo run --release --features cuda --example encoder_layer -- --device cuda --fp8 delayed
 //! ```
 

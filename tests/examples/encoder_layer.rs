@@ -173,6 +173,7 @@ fn flags_choose_sizes_and_runs() -> Outcome {
     assert_eq!(LayerConfig::published().hidden, 4096);
     let steps = args(&["--published", "--warmup", "2"]).steps()?;
     assert_eq!((steps.timed, steps.warmup), (20, 2));
+    assert_eq!(args(&["--warmup", "0"]).steps()?.warmup, 1);
     let narrow = args(&["--published", "--hidden", "128", "--causal"]).layer()?;
     assert_eq!(
         (narrow.ffn, narrow.sequence, narrow.causal),

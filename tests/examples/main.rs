@@ -1,4 +1,9 @@
-//! The parts of the examples that touch a user's files, and how their errors read.
+//! The parts of the examples that touch a user's files, how their errors read, and the comparison of `encoder_layer`.
+
+#![allow(
+    clippy::duplicate_mod,
+    reason = "two examples have a module of the same shared file"
+)]
 
 mod encoder_layer;
 mod files;
