@@ -30,13 +30,13 @@ use fp8_core::{Cast, Contraction, Granularity};
 /// use fp8_candle::{Fp8Tensor, Quantizer, scaled_mm};
 /// use fp8_core::{Contraction, Format, Granularity};
 ///
-/// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+/// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise).with_power_of_two(true);
 /// let a = Tensor::new(&[[1f32, 2.0], [0.0, -4.0]], &Device::Cpu)?;
 /// let b = Tensor::new(&[[0.5f32, 1.0, 8.0], [2.0, 0.0, 1.0]], &Device::Cpu)?;
 /// let a8 = Fp8Tensor::quantize(&a, &cast, Contraction::Cols)?;
 /// let b8 = Fp8Tensor::quantize(&b, &cast, Contraction::Rows)?;
 /// let c = scaled_mm((&a8, Contraction::Cols), (&b8, Contraction::Rows), &GemmOutput::new(DType::F32))?;
-/// // Powers of two survive the casts.
+/// // Powers of two survive casts whose scales are powers of two.
 /// assert_eq!(c.to_vec2::<f32>()?, [[4.5, 1.0, 10.0], [-8.0, 0.0, -4.0]]);
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
@@ -74,7 +74,7 @@ pub fn scaled_mm(
 /// use fp8_candle::{Fp8Tensor, Quantizer, scaled_mm_fp8};
 /// use fp8_core::{Cast, Contraction, Format, Granularity};
 ///
-/// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+/// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise).with_power_of_two(true);
 /// let x = Tensor::new(&[[16f32, 16.0], [0.0, 1.0]], &Device::Cpu)?;
 /// let x8 = Fp8Tensor::quantize(&x, &cast, Contraction::Cols)?;
 /// // x x^T is [[512, 16], [16, 1]], which does not fit into E4M3 without a scale.
