@@ -17,6 +17,7 @@
 //! | see what casts do to your tensors | [`statistics`] |
 //! | study FP8 without the hardware, as with the FP8 Emulation Toolkit | [`emulation`] |
 //! | train with a scale for every tensor, without f32 copies | [`scaled`] |
+//! | cast, scale and multiply by hand, without guard and layers | [`low_level`] |
 //! | use several threads | [`threads`] |
 //! | use several processes, several machines | [`distributed`] |
 //! | use NVIDIA GPUs | [`gpus`] |
@@ -53,6 +54,7 @@ pages! {
     statistics "guide/statistics.md";
     emulation "guide/emulation.md";
     scaled "guide/scaled.md";
+    low_level "guide/low_level.md";
     threads "guide/threads.md";
     distributed "guide/distributed.md";
     gpus "guide/gpus.md";

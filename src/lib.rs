@@ -35,7 +35,7 @@
 //! | several processes that train one model | [`ranks`] |
 //! | to keep freed memory for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
-//! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |
+//! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`]; by hand: [`guide::low_level`] |
 
 #![doc(test(attr(deny(warnings))))]
 

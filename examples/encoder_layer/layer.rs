@@ -1,4 +1,4 @@
-//! A GPT encoder layer and its training step.
+//! A GPT encoder layer and its training step, in any precision.
 
 #[path = "../shared/attention.rs"]
 pub mod attention;
@@ -32,8 +32,15 @@ pub struct LayerConfig {
 }
 
 impl Default for LayerConfig {
-    /// The layer of Transformer Engine's tutorial.
+    /// [`LayerConfig::published`].
     fn default() -> Self {
+        Self::published()
+    }
+}
+
+impl LayerConfig {
+    /// The layer of Transformer Engine's tutorial and of fp8layers' example.
+    pub fn published() -> Self {
         Self {
             hidden: 4096,
             sequence: 2048,
@@ -44,9 +51,19 @@ impl Default for LayerConfig {
             attention: None,
         }
     }
-}
 
-impl LayerConfig {
+    /// A layer for a CPU: a step takes tenths of a second.
+    pub fn small() -> Self {
+        Self {
+            hidden: 768,
+            sequence: 256,
+            batch: 2,
+            ffn: 3072,
+            heads: 12,
+            ..Self::published()
+        }
+    }
+
     pub fn tokens(&self) -> usize {
         self.batch * self.sequence
     }
@@ -85,6 +102,71 @@ fn encoder_layer(
     Ok(transformer_layer(&layer, vb)?)
 }
 
+/// The dtypes of a step, and its recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    pub parameters: DType,
+    /// Of activations, and of products outside the recipe. Each call casts the parameters to it; those of products in FP8 are cast by
+    /// the recipe instead.
+    pub activations: DType,
+    pub recipe: Option<RecipeName>,
+}
+
+impl Precision {
+    /// Parameters and activations in one dtype.
+    pub fn of(dtype: DType, recipe: Option<RecipeName>) -> Self {
+        Self {
+            parameters: dtype,
+            activations: dtype,
+            recipe,
+        }
+    }
+
+    /// f32 throughout.
+    pub fn full() -> Self {
+        Self::of(DType::F32, None)
+    }
+
+    /// Mixed precision: f32 parameters, everything else in `activations`.
+    pub fn mixed(activations: DType) -> Self {
+        Self {
+            activations,
+            ..Self::full()
+        }
+    }
+
+    /// [`Precision::mixed`] with the products of linear layers in FP8.
+    pub fn fp8(activations: DType, recipe: RecipeName) -> Self {
+        Self {
+            recipe: Some(recipe),
+            ..Self::mixed(activations)
+        }
+    }
+}
+
+/// The input of a layer and the gradient of its output, in f32.
+pub struct Inputs {
+    x: Tensor,
+    grad_output: Tensor,
+}
+
+impl Inputs {
+    pub fn random(config: LayerConfig, device: &Device) -> Result<Self> {
+        let shape = (config.batch, config.sequence, config.hidden);
+        let normal = || Tensor::randn(0f32, 1., shape, device);
+        Ok(Self {
+            x: normal()?,
+            grad_output: normal()?,
+        })
+    }
+}
+
+/// The results of a step.
+pub struct Pass {
+    pub output: Tensor,
+    pub grads: GradStore,
+}
+
 /// Forward and backward passes of a layer, with gradients for its input and all its parameters.
 pub struct LayerStep {
     layer: TransformerLayer,
@@ -102,21 +184,34 @@ impl LayerStep {
         recipe: Option<RecipeName>,
         device: &Device,
     ) -> Result<Self> {
-        let vars = VarMap::new();
-        let vb = VarBuilder::from_varmap(&vars, dtype, device);
+        let (vars, inputs) = (VarMap::new(), Inputs::random(config, device)?);
+        Self::with(config, Precision::of(dtype, recipe), &vars, &inputs)
+    }
+
+    /// A step of the parameters in `vars`, which steps may share; the first one makes them.
+    pub fn with(
+        config: LayerConfig,
+        precision: Precision,
+        vars: &VarMap,
+        inputs: &Inputs,
+    ) -> Result<Self> {
+        let Precision {
+            parameters,
+            activations,
+            recipe,
+        } = precision;
+        let vb = VarBuilder::from_varmap(vars, parameters, inputs.x.device());
         let operands = (config.attention).unwrap_or(Operands::of_run(recipe.is_some()));
         let layer = encoder_layer(config, operands, vb)?;
         if recipe.is_some() {
             prepare_fp8(&layer, &PrepareOptions::default())?;
         }
-        let shape = (config.batch, config.sequence, config.hidden);
-        let normal = || Tensor::randn(0f32, 1., shape, device)?.to_dtype(dtype);
         Ok(Self {
             layer,
-            vars,
+            vars: vars.clone(),
             recipe: recipe.map(Recipe::from),
-            x: Var::from_tensor(&normal()?)?,
-            grad_output: normal()?,
+            x: Var::from_tensor(&inputs.x.to_dtype(activations)?)?,
+            grad_output: inputs.grad_output.to_dtype(activations)?,
         })
     }
 
@@ -127,13 +222,26 @@ impl LayerStep {
 
     /// One step: all gradients.
     pub fn run(&self) -> Result<GradStore> {
+        Ok(self.pass()?.grads)
+    }
+
+    /// One step: the output and all gradients.
+    pub fn pass(&self) -> Result<Pass> {
         let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
         let y = self.layer.forward(&self.x, &LayerInputs::default())?;
         if let Some(guard) = guard {
             guard.close()?;
         }
+        let output = y.detach();
         let end = y.apply_op1(GradientFrom(self.grad_output.clone()))?;
-        Ok(end.backward()?)
+        let grads = end.backward()?;
+        Ok(Pass { output, grads })
+    }
+
+    /// The gradient of the input.
+    pub fn grad_input<'a>(&self, grads: &'a GradStore) -> Result<&'a Tensor> {
+        let grad = grads.get(&self.x);
+        grad.context("no gradient reached the input")
     }
 
     /// Fails if a gradient is missing.
@@ -144,9 +252,7 @@ impl LayerStep {
             "no gradient reached {}",
             missing.join(", ")
         );
-        grads
-            .get(&self.x)
-            .context("no gradient reached the input")?;
+        self.grad_input(grads)?;
         Ok(())
     }
 

@@ -20,6 +20,7 @@ pub use base::{parallel, profile};
 pub use cast::packed::PackedWeight;
 pub use cast::quantizer::Quantizer;
 pub use cast::replay::{Recording, Replay};
+pub use cast::scaled_mm::{scaled_mm, scaled_mm_fp8};
 pub use cast::shards::{LayerShards, Shards};
 pub use cast::spec::{CastCounter, CastHook, CastSpec, FirstScale, Observers, ScaleSource};
 pub use cast::state::{AmaxRecorder, Role, Slot, StateTable};

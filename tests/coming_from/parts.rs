@@ -84,6 +84,9 @@ fn tensors(x: &Tensor, quantizer: Quantizer, slot: Slot, rule: DelayedRule) -> D
         fp8_candle::fake_quantize,
         fp8_candle::grad_cast,
         fp8_candle::fp8_linear,
+        fp8_candle::scaled_mm,
+        fp8_candle::scaled_mm_fp8,
+        Fp8Tensor::quantize_with_scale,
     );
     let _ = fp8_candle::cast_values_and_gradient;
     let _ = <dyn fp8_candle::device::Backend>::gemm;

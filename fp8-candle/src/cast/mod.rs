@@ -1,9 +1,10 @@
-//! Casts: FP8 tensors, where their scales come from, the state of delayed scaling, and the replay of recorded casts.
+//! Casts: FP8 tensors and their products, where their scales come from, the state of delayed scaling, and the replay of recorded casts.
 
 pub(crate) mod computed;
 pub(crate) mod packed;
 pub(crate) mod quantizer;
 pub(crate) mod replay;
+pub(crate) mod scaled_mm;
 pub(crate) mod shards;
 pub(crate) mod sharing;
 pub(crate) mod spec;

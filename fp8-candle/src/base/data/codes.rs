@@ -103,3 +103,30 @@ pub struct GemmOutput<'a> {
     /// Whether a device may accumulate with fewer bits than f32 (the CPU never does).
     pub use_fast_accum: bool,
 }
+
+impl<'a> GemmOutput<'a> {
+    /// Sums in f32, rounded to `dtype`, without a bias.
+    pub fn new(dtype: DType) -> Self {
+        Self {
+            dtype,
+            bias: None,
+            use_fast_accum: false,
+        }
+    }
+
+    /// The same with another [`GemmOutput::bias`].
+    pub fn with_bias(self, bias: impl Into<Option<&'a Tensor>>) -> Self {
+        Self {
+            bias: bias.into(),
+            ..self
+        }
+    }
+
+    /// The same with or without [`GemmOutput::use_fast_accum`].
+    pub fn with_fast_accum(self, use_fast_accum: bool) -> Self {
+        Self {
+            use_fast_accum,
+            ..self
+        }
+    }
+}
