@@ -3,9 +3,11 @@
 use crate::gpt::Gpt;
 use crate::inputs::check;
 use crate::rows::Metric;
-use crate::run::{Run, Settings};
+use crate::run::Run;
 use crate::session::{Session, Times};
+use crate::settings::Settings;
 use crate::timing::median;
+use crate::training::alone;
 use crate::training::text;
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
@@ -62,7 +64,7 @@ pub fn run(session: &Session) -> Result<()> {
 /// The example's model with random weights, loaded from its calibrated FP8 file and from an f32 one.
 fn models(folder: &Path) -> Result<(Gpt, Gpt)> {
     let settings = Settings::default();
-    let run = Run::new("delayed", &settings, &Device::Cpu)?;
+    let run = Run::new("delayed", &settings, &Device::Cpu, &alone()?)?;
     run.calibrate(&text(&settings)?, 2)?;
     let fp8 = save_calibrated(&run.model, folder.join("fp8.safetensors"))?.model;
 

@@ -1,10 +1,11 @@
 //! Steps of `examples/train_gpt` as the context grows, and as the model grows wider: tokens per second of the recipe `delayed`.
 
 use crate::rows::Metric;
-use crate::run::{Run, Settings};
+use crate::run::Run;
 use crate::session::{Session, Times};
+use crate::settings::Settings;
 use crate::timing::median;
-use crate::training::{sized, text, train_step};
+use crate::training::{alone, sized, text, train_step};
 use anyhow::Result;
 use candle_core::Device;
 
@@ -36,7 +37,7 @@ fn tokens(session: &Session, case: &str, settings: &Settings) -> Result<()> {
         return Ok(());
     }
     let data = text(settings)?;
-    let mut run = Run::new("delayed", settings, &Device::Cpu)?;
+    let mut run = Run::new("delayed", settings, &Device::Cpu, &alone()?)?;
     let (warm_up, rounds) = if session.quick() { (1, 3) } else { (2, 9) };
     let mut ms = vec![];
     for round in 0..warm_up + rounds {

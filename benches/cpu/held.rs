@@ -3,7 +3,7 @@
 use crate::rows::Metric;
 use crate::run::Run;
 use crate::session::{Session, Times};
-use crate::training::{sized, text};
+use crate::training::{alone, sized, text};
 use anyhow::Result;
 use candle_core::{Device, Tensor};
 use fp8::fp8_autocast;
@@ -102,7 +102,7 @@ fn bytes_per_token(recipe: &str, recomputes: bool) -> Result<f64> {
 fn held(recipe: &str, recomputes: bool, layers: usize, batch: usize) -> Result<isize> {
     let settings = sized(HIDDEN, layers, HEADS, CONTEXT, batch);
     let data = text(&settings)?;
-    let mut run = Run::new(recipe, &settings, &Device::Cpu)?;
+    let mut run = Run::new(recipe, &settings, &Device::Cpu, &alone()?)?;
     run.model.set_recomputation(recomputes);
     let (inputs, _) = data.train_batch(0, 0, batch, CONTEXT)?;
     let forward = || -> Result<Tensor> {

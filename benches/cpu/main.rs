@@ -36,6 +36,9 @@ mod linear;
 mod parameters;
 mod parent;
 mod peaks;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/ranks.rs"]
+mod ranks;
 mod rows;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/run.rs"]
@@ -44,6 +47,9 @@ mod run;
 #[path = "../../examples/shared/runs.rs"]
 mod runs;
 mod session;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/settings.rs"]
+mod settings;
 mod skinny;
 #[path = "../shared/step.rs"]
 mod step;

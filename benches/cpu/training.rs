@@ -1,12 +1,15 @@
 //! Steps of `examples/train_gpt` with its defaults and of larger models, delayed FP8 against f32.
 
 use crate::data::Data;
+use crate::ranks::{Ranks, Travel};
 use crate::rows::Metric;
-use crate::run::{Run, Settings, Step};
+use crate::run::{Run, Step};
 use crate::session::{Session, Times};
+use crate::settings::Settings;
 use crate::timing::median;
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
+use fp8::ranks::ProcessGroup;
 use std::path::Path;
 
 /// Some text; its content does not affect the time of a step.
@@ -95,8 +98,8 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
 fn race(session: &Session, case: &str, names: [&str; 2], settings: &Settings) -> Result<[f64; 2]> {
     let data = text(settings)?;
     let mut runs = [
-        Run::new(names[0], settings, &Device::Cpu)?,
-        Run::new(names[1], settings, &Device::Cpu)?,
+        Run::new(names[0], settings, &Device::Cpu, &alone()?)?,
+        Run::new(names[1], settings, &Device::Cpu, &alone()?)?,
     ];
     let large = settings.model.hidden_size > 256;
     let (warm_up, rounds) = match (session.quick(), large) {
@@ -126,6 +129,11 @@ fn race(session: &Session, case: &str, names: [&str; 2], settings: &Settings) ->
 }
 
 /// One step, with its results.
+/// A process that trains alone.
+pub fn alone() -> Result<Ranks> {
+    Ranks::new(&ProcessGroup::single(), None, Travel::default())
+}
+
 pub fn train_step(run: &mut Run, data: &Data) -> Result<Step> {
     run.train_step(data)?;
     run.read_steps()?.pop().context("a step without results")

@@ -41,6 +41,7 @@ use clap::Parser;
 use data::Data;
 use end::end;
 use flags::Flags;
+use fp8::ranks::{World, WorldOptions};
 use gpt::GptConfig;
 use gpt::attention::Operands;
 use ranks::{Parallel, Ranks, Travel};
@@ -124,9 +125,12 @@ fn main() -> ExitCode {
 }
 
 fn job(args: &Args) -> Result<()> {
-    let ranks = Ranks::join(args.parallel, args.gradients)?;
-    example(args, &ranks)?;
-    ranks.finish()
+    let world = World::join(WorldOptions::default())?;
+    example(
+        args,
+        &Ranks::new(world.group(), args.parallel, args.gradients)?,
+    )?;
+    Ok(world.finish()?)
 }
 
 fn example(args: &Args, ranks: &Ranks) -> Result<()> {
@@ -267,7 +271,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         ranks,
     )?;
     for run in &runs {
-        run.save(&dir, ranks)?;
+        run.save(&dir)?;
     }
     if !ranks.leads() {
         return Ok(());

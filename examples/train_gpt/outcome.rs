@@ -3,8 +3,8 @@
 use crate::data::{Batch, Data};
 use crate::gpt::Gpt;
 use crate::plot;
-use crate::ranks::Ranks;
-use crate::record::{Line, Metrics, Summary, write_json, write_summary};
+use crate::ranks::{Parallel, Ranks};
+use crate::record::{Line, Metrics, Sent, Summary, write_json, write_summary};
 use crate::run::Run;
 use crate::settings::Settings;
 use crate::size;
@@ -64,8 +64,18 @@ pub fn summarize(
             parameters: size::check(model)?,
             micro_batches: settings.micro_batches,
             ranks: ranks.group.size(),
-            parallel: ranks.parallel,
-            sent: ranks.sent(steps),
+            parallel: ranks.parallel.map(Parallel::name),
+            sent: {
+                let sent = ranks.sent(steps).into_iter();
+                let sent = sent.map(|(operation, [calls_per_step, bytes_per_step])| {
+                    let sent = Sent {
+                        calls_per_step,
+                        bytes_per_step,
+                    };
+                    (operation, sent)
+                });
+                sent.collect()
+            },
             profile_ms: run.profile.as_ref().map(|profile| {
                 let parts = profile.parts().into_iter();
                 parts.map(|part| (part.kind.name(), part.ms)).collect()

@@ -5,24 +5,30 @@ use anyhow::{Result, ensure};
 use candle_core::Tensor;
 use clap::ValueEnum;
 use fp8::optim::GradientTravel;
-use fp8::ranks::{ProcessGroup, ReduceOp, World, WorldOptions};
-use serde::Serialize;
-use std::collections::BTreeMap;
+use fp8::ranks::{ProcessGroup, ReduceOp};
 
 /// What ranks divide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Parallel {
     /// The batch: every rank has the whole model
     Data,
 }
 
 /// This rank of the job.
+#[derive(Clone)]
 pub struct Ranks {
-    world: World,
     pub group: ProcessGroup,
     pub parallel: Option<Parallel>,
     pub travel: Travel,
+}
+
+impl Parallel {
+    /// As the flag spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+        }
+    }
 }
 
 /// In which form gradients travel between ranks.
@@ -44,26 +50,16 @@ impl From<Travel> for GradientTravel {
     }
 }
 
-/// What a rank sends in a step, by operation.
-#[derive(Debug, Serialize)]
-pub struct Sent {
-    calls_per_step: f64,
-    bytes_per_step: f64,
-}
-
 impl Ranks {
-    /// Joins the job of the launcher, if there is one.
-    pub fn join(parallel: Option<Parallel>, travel: Travel) -> Result<Self> {
-        let world = World::join(WorldOptions::default())?;
-        let group = world.group().clone();
+    /// A rank of a job; ranks that divide nothing are an error.
+    pub fn new(group: &ProcessGroup, parallel: Option<Parallel>, travel: Travel) -> Result<Self> {
         ensure!(
             group.size() == 1 || parallel.is_some(),
             "{} ranks would all train the same: say what they divide with --parallel",
             group.size()
         );
         Ok(Self {
-            world,
-            group,
+            group: group.clone(),
             parallel,
             travel,
         })
@@ -128,22 +124,16 @@ impl Ranks {
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// What this rank has sent in `steps`, by operation.
-    pub fn sent(&self, steps: u64) -> BTreeMap<String, Sent> {
+    /// How often each operation was called in a step, and how many bytes this rank has sent with it.
+    pub fn sent(&self, steps: u64) -> Vec<(String, [f64; 2])> {
         let per_step = |count: u64| count as f64 / steps.max(1) as f64;
         let kinds = self.group.traffic();
         let kinds = kinds.iter().map(|(operation, sent)| {
-            let sent = Sent {
-                calls_per_step: per_step(sent.calls),
-                bytes_per_step: per_step(sent.bytes),
-            };
-            (operation.to_string(), sent)
+            (
+                operation.to_string(),
+                [sent.calls, sent.bytes].map(per_step),
+            )
         });
         kinds.collect()
-    }
-
-    /// Ends the job, once all ranks have come here.
-    pub fn finish(self) -> Result<()> {
-        Ok(self.world.finish()?)
     }
 }

@@ -1,6 +1,5 @@
 //! The files of a run: `metrics.jsonl`, line by line, and `summary.json` at the end.
 
-use crate::ranks::{Parallel, Sent};
 use crate::runs;
 use anyhow::{Context, Result};
 use fp8::atomic::write_atomic;
@@ -68,13 +67,20 @@ pub struct Summary {
     pub ranks: usize,
     /// What the ranks divide.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub parallel: Option<Parallel>,
+    pub parallel: Option<&'static str>,
     /// What this rank has sent to others, by operation, over all runs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub sent: BTreeMap<String, Sent>,
     /// With `--profile`, milliseconds of a step by kind of work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile_ms: Option<BTreeMap<&'static str, f64>>,
+}
+
+/// What a rank sends in a step, for one operation.
+#[derive(Debug, Serialize)]
+pub struct Sent {
+    pub calls_per_step: f64,
+    pub bytes_per_step: f64,
 }
 
 /// The metrics of all runs, in memory and in the file.

@@ -54,6 +54,7 @@ pub struct Run {
     pub weights: Weights,
     schedule: LrSchedule,
     pub settings: Settings,
+    ranks: Ranks,
     device: Device,
     clock: Clock,
     /// Steps since the last reading.
@@ -120,6 +121,7 @@ impl Run {
             weights,
             schedule,
             settings: settings.clone(),
+            ranks: ranks.clone(),
             device: device.clone(),
             clock: Clock::new(device),
             unread: vec![],
@@ -147,12 +149,12 @@ impl Run {
     }
 
     /// One optimizer step. Its results stay on the device until [`Run::read_steps`].
-    pub fn train_step(&mut self, data: &Data, ranks: &Ranks) -> Result<()> {
+    pub fn train_step(&mut self, data: &Data) -> Result<()> {
         if self.profile.is_none() {
-            return self.unprofiled_step(data, ranks);
+            return self.unprofiled_step(data);
         }
         let first = !self.gradients_checked;
-        let (done, report) = profile::record(|| self.unprofiled_step(data, ranks));
+        let (done, report) = profile::record(|| self.unprofiled_step(data));
         // The first step allocates memory that later ones reuse.
         if let (false, Some(total)) = (first, &mut self.profile) {
             total.add(&report);
@@ -160,7 +162,7 @@ impl Run {
         done
     }
 
-    fn unprofiled_step(&mut self, data: &Data, ranks: &Ranks) -> Result<()> {
+    fn unprofiled_step(&mut self, data: &Data) -> Result<()> {
         let Settings {
             seed,
             batch,
@@ -169,13 +171,13 @@ impl Run {
             ..
         } = self.settings;
         let batch = data.train_batch(seed, self.step, batch, model.context)?;
-        let own = ranks.own(&batch, micro_batches)?;
+        let own = self.ranks.own(&batch, micro_batches)?;
         let begin = self.clock.mark()?;
         let measures = (self.stats_every).is_some_and(|n| (self.step + 1).is_multiple_of(n));
         let autocast = |place: u32| {
             let autocast = Autocast::new(self.recipe.clone()?).micro_batch(place);
-            let autocast = match ranks.is_parallel() {
-                true => autocast.reduction_group(Arc::new(ranks.group.clone())),
+            let autocast = match self.ranks.is_parallel() {
+                true => autocast.reduction_group(Arc::new(self.ranks.group.clone())),
                 false => autocast,
             };
             Some(match measures {
@@ -205,14 +207,17 @@ impl Run {
     }
 
     /// The steps since the last call; one copy brings all losses to the host. All ranks call it.
-    pub fn read_steps(&mut self, ranks: &Ranks) -> Result<Vec<Step>> {
+    pub fn read_steps(&mut self) -> Result<Vec<Step>> {
         let unread = std::mem::take(&mut self.unread);
         if unread.is_empty() {
             return Ok(vec![]);
         }
         let losses: Vec<&Tensor> = unread.iter().map(|step| &step.loss).collect();
         let factor = 1. / self.settings.micro_batches as f32;
-        let losses = ranks.sum(&Tensor::stack(&losses, 0)?)?.to_vec1::<f32>()?;
+        let losses = self
+            .ranks
+            .sum(&Tensor::stack(&losses, 0)?)?
+            .to_vec1::<f32>()?;
         let losses = losses.into_iter().map(|loss| f64::from(loss * factor));
         let mut steps = vec![];
         for (unread, loss) in unread.iter().zip(losses) {
@@ -329,11 +334,11 @@ impl Run {
     }
 
     /// Writes a checkpoint on the first rank. All ranks call it.
-    pub fn save(&self, dir: &Path, ranks: &Ranks) -> Result<()> {
-        if ranks.is_parallel() {
-            gather_state(&self.model, &ranks.group)?;
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        if self.ranks.is_parallel() {
+            gather_state(&self.model, &self.ranks.group)?;
         }
-        if !ranks.leads() {
+        if !self.ranks.leads() {
             return Ok(());
         }
         let place = Place {

@@ -59,7 +59,7 @@ pub fn train(
         .filter(|&s| s < settings.steps)
     {
         for run in runs.iter_mut().filter(|run| run.step == step) {
-            run.train_step(data, ranks)?;
+            run.train_step(data)?;
             bar.inc(1);
             if let Some(stats) = run.take_stats().filter(|_| ranks.leads()) {
                 append_stats(dir, run, &stats)?;
@@ -71,7 +71,7 @@ pub fn train(
             if !reads && run.is_asynchronous() {
                 continue;
             }
-            let last = log_steps(run, metrics, ranks)?;
+            let last = log_steps(run, metrics)?;
             if let Some(done) = &last {
                 bar.set_message(format!(
                     "{}/{} {}: loss {:.3}, {:.0} tokens/s",
@@ -96,19 +96,19 @@ pub fn train(
                 say(&bar, &text);
             }
             if saves {
-                run.save(dir, ranks)?;
+                run.save(dir)?;
             }
         }
         if stop.load(Ordering::SeqCst) {
             for run in runs.iter_mut() {
-                log_steps(run, metrics, ranks)?;
+                log_steps(run, metrics)?;
             }
             bar.abandon();
             return Ok(false);
         }
     }
     for run in runs.iter_mut() {
-        log_steps(run, metrics, ranks)?;
+        log_steps(run, metrics)?;
     }
     bar.finish_and_clear();
     Ok(true)
@@ -139,9 +139,9 @@ fn append_stats(dir: &Path, run: &Run, stats: &StatsReport) -> Result<()> {
 }
 
 /// Writes the steps that have not been read yet and returns the last of them.
-fn log_steps(run: &mut Run, metrics: &mut Metrics, ranks: &Ranks) -> Result<Option<Step>> {
+fn log_steps(run: &mut Run, metrics: &mut Metrics) -> Result<Option<Step>> {
     let mut last = None;
-    for step in run.read_steps(ranks)? {
+    for step in run.read_steps()? {
         ensure!(
             step.loss.is_finite(),
             "{}: the loss of step {} is {}",

@@ -18,6 +18,7 @@ mod calibrate;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/candle_sources.rs"]
 mod candle_sources;
+#[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/train_gpt/choice.rs"]
 mod choice;
 #[path = "../../examples/shared/clock.rs"]

@@ -1,6 +1,6 @@
 //! Ranks that share a batch: N of them give what one process gives with N micro-batches, to the bit.
 
-use crate::training::{Training, on_ranks};
+use crate::training::{State, Training, on_ranks};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use fp8::optim::{
@@ -25,7 +25,7 @@ const RECIPES: [Option<&str>; 10] = [
 ];
 
 /// The losses by rank, and the state.
-fn alone(recipe: Option<&str>, ranks: usize) -> (Vec<Vec<f32>>, Vec<(String, Vec<u8>)>) {
+fn alone(recipe: Option<&str>, ranks: usize) -> (Vec<Vec<f32>>, State) {
     let mut training = Training::new(recipe).unwrap();
     let mut losses = vec![vec![]; ranks];
     for step in 0..STEPS {
@@ -34,7 +34,7 @@ fn alone(recipe: Option<&str>, ranks: usize) -> (Vec<Vec<f32>>, Vec<(String, Vec
             losses.push(loss);
         }
     }
-    (losses, training.state().unwrap().into_iter().collect())
+    (losses, training.state().unwrap())
 }
 
 #[test]

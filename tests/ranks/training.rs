@@ -24,6 +24,9 @@ pub fn config() -> GptConfig {
     }
 }
 
+/// Tensors of a training checkpoint, as bytes.
+pub type State = BTreeMap<String, Vec<u8>>;
+
 /// A model with its optimizer.
 pub struct Training {
     pub vars: VarMap,
@@ -112,7 +115,7 @@ impl Training {
     }
 
     /// Weights, optimizer and FP8 state, as bits.
-    pub fn state(&self) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    pub fn state(&self) -> anyhow::Result<State> {
         end_step()?;
         let meta = TrainingMeta {
             step: 0,
@@ -138,7 +141,7 @@ pub fn on_ranks(
     recipe: Option<&str>,
     steps: usize,
     options: DataParallelOptions,
-) -> anyhow::Result<(Vec<f32>, BTreeMap<String, Vec<u8>>)> {
+) -> anyhow::Result<(Vec<f32>, State)> {
     let mut training = Training::new(recipe)?;
     let mut parallel = DataParallel::new(group, &training.vars, options)?;
     let losses = (0..steps).map(|step| training.step_of_rank(step, &mut parallel));

@@ -128,7 +128,7 @@ impl Quantizer {
 
     /// The same cast of a part of a tensor, with the scales of the whole.
     pub fn with_shards(mut self, shards: Shards) -> Self {
-        self.spec.shards = shards;
+        self.spec.shards = (!shards.is_whole()).then(|| Arc::new(shards));
         self
     }
 
@@ -195,7 +195,10 @@ impl Quantizer {
             (ScaleSource::Delayed { slot, rule, .. }, None) => {
                 let whole = ScaleGrid::tensorwise(rows, cols);
                 let amax = backend.amax(&x, &whole)?.reshape(1)?;
-                let amax = spec.shards.reduce_whole(amax)?;
+                let amax = match &spec.shards {
+                    Some(shards) => shards.reduce_whole(amax)?,
+                    None => amax,
+                };
                 with_scales(slot.made_scale(&amax, cast.format, rule)?)?
             }
             (ScaleSource::Unscaled, None) => {
@@ -216,7 +219,7 @@ impl Quantizer {
                 },
                 None,
             ) => match spec.amax_bound {
-                None if spec.shards.is_whole() => {
+                None if spec.shards.is_none() => {
                     let current = CurrentScale {
                         policy: *policy,
                         power_of_two: *power_of_two,
@@ -227,7 +230,10 @@ impl Quantizer {
                 }
                 bound => {
                     let amax = backend.amax(&x, &grid)?;
-                    let amax = spec.shards.reduce(amax, &grid, spec.granularity)?;
+                    let amax = match &spec.shards {
+                        Some(shards) => shards.reduce(amax, &grid, spec.granularity)?,
+                        None => amax,
+                    };
                     let bounded = match bound {
                         Some(bound) => amax.minimum(f64::from(bound))?,
                         None => amax.clone(),

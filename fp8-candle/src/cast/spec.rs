@@ -26,7 +26,7 @@ pub struct CastSpec {
     /// The source of random bits if rounding is stochastic.
     pub stochastic: Option<Stochastic>,
     /// The other parts of the tensor, if ranks hold it in parts.
-    pub shards: Shards,
+    pub shards: Option<Arc<Shards>>,
 }
 
 impl CastSpec {
@@ -37,7 +37,7 @@ impl CastSpec {
             granularity,
             amax_bound: None,
             stochastic: None,
-            shards: Shards::default(),
+            shards: None,
         }
     }
 

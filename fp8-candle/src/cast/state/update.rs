@@ -33,7 +33,8 @@ impl StateTable {
                 self.lock().adopt(notes, step);
             }
         }
-        if !delayed && !(shared && self.reduces()) {
+        let used_elsewhere = shared && self.reduces();
+        if !delayed && !used_elsewhere {
             return Ok(());
         }
         let _updating = self.updating();
