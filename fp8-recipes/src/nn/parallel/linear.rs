@@ -140,7 +140,7 @@ impl Fp8Module for ParallelLinear {
 }
 
 /// A layer with a bias whose output features are divided over `axis`: x is whole on each rank, y in parts. `vb` holds this rank's
-/// part; a new one begins like a part of [`linear`](crate::nn::linear).
+/// part; a new one begins like a part of [`linear`](crate::nn::linear()).
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
