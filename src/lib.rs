@@ -9,6 +9,7 @@
 //! [LoRA]: guide::lora
 //! [models]: guide::models
 //! [scaled arithmetic]: guide::scaled
+//! [several ranks]: guide::distributed
 //! [Start]: guide::start
 //! [statistics]: guide::statistics
 //! [steps]: guide::steps
