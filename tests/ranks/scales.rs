@@ -228,3 +228,32 @@ fn one_rank_alone_may_evaluate() {
     });
     all_equal(states, "evaluation");
 }
+
+/// Guards hold handles of their own; layers used under different handles are still reduced together.
+#[test]
+fn handles_of_one_group_are_one_group() {
+    let calls = threads::run(2, |group| {
+        let layer = |path, seed| Layer::new(path, seed, 4, 8).linear;
+        let mut model = (layer("a", 1), layer("b", 3));
+        fp8_test_support::prepare(&mut model);
+        group.reset_traffic();
+        for step in 0..3 {
+            let outer = open(&group);
+            for layer in [&model.0, &model.1] {
+                let inner = open(&group);
+                // Each rank leaves out a layer, in turns.
+                if step == 0 || (step + group.rank()) % 2 == 0 || std::ptr::eq(layer, &model.0) {
+                    layer.forward(&tensor(step as u64, &[5, 8])).unwrap();
+                }
+                inner.close().unwrap();
+            }
+            outer.close().unwrap();
+        }
+        group
+            .traffic()
+            .of(fp8::ranks::Operation::AllReduceMax)
+            .calls
+    });
+    // One for each step, and the gradients of the two steps before others.
+    assert_eq!(calls, [5, 5]);
+}

@@ -86,7 +86,7 @@ impl PartialEq for Shards {
     fn eq(&self, other: &Self) -> bool {
         let same = |a: &Group, b: &Group| match (a, b) {
             (None, None) => true,
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (Some(a), Some(b)) => a.identity() == b.identity(),
             _ => false,
         };
         same(&self.rows, &other.rows)

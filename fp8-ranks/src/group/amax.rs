@@ -6,11 +6,16 @@ use crate::error::{Failure, Operation};
 use crate::sum::{amax_bits, amaxes as from_bits};
 use candle_core::{DType, Tensor};
 use fp8_candle::state::ReductionGroup;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 impl ReductionGroup for ProcessGroup {
     fn ranks(&self) -> usize {
         self.size()
+    }
+
+    fn identity(&self) -> usize {
+        Arc::as_ptr(&self.member).addr()
     }
 
     fn steps(&self) -> Option<&AtomicU64> {

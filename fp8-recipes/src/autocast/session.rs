@@ -301,7 +301,7 @@ fn is_static(config: &ResolvedConfig) -> bool {
 fn same_group(a: &Option<Arc<dyn ReductionGroup>>, b: &Option<Arc<dyn ReductionGroup>>) -> bool {
     match (a, b) {
         (None, None) => true,
-        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (Some(a), Some(b)) => a.identity() == b.identity(),
         _ => false,
     }
 }

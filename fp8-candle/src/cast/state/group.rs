@@ -27,6 +27,11 @@ pub trait ReductionGroup: std::fmt::Debug + Send + Sync {
     /// Report your own as [`crate::Error::Group`]. The step then changes no scale, and loses no amax.
     fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor>;
 
+    /// The same number for all handles of one group, and another for each group: its address, unless handles are clones.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Counts the steps of the guards with this group on this rank, aborted ones too: ranks compare it, so that one that has aborted a
     /// step alone is noticed. All uses of the group share the counter; without one, this is not checked.
     fn steps(&self) -> Option<&AtomicU64> {

@@ -89,7 +89,10 @@ impl Reduction<'_> {
         let group_of = |rule: &Option<RowRule>| rule.as_ref().and_then(|rule| rule.group.clone());
         let mut groups: Vec<Arc<dyn ReductionGroup>> = vec![];
         for group in rules.iter().filter_map(group_of) {
-            if !groups.iter().any(|other| Arc::ptr_eq(other, &group)) {
+            if !groups
+                .iter()
+                .any(|other| other.identity() == group.identity())
+            {
                 groups.push(group);
             }
         }
@@ -98,7 +101,7 @@ impl Reduction<'_> {
             let mine: Vec<u8> = (rules.iter().map(group_of))
                 .map(|other| {
                     other
-                        .is_some_and(|other| Arc::ptr_eq(&other, &group))
+                        .is_some_and(|other| other.identity() == group.identity())
                         .into()
                 })
                 .collect();
