@@ -1,10 +1,12 @@
 //! One enum of errors for each room, and [`Error`], which wraps them.
 
+mod dense;
 mod export;
 mod guard;
 mod layer;
 mod training_checkpoint;
 
+pub use dense::DenseError;
 pub use export::ExportError;
 pub use guard::GuardError;
 pub use layer::LayerError;
@@ -28,6 +30,9 @@ pub enum Error {
     /// A layer cannot be built, called or folded.
     #[error(transparent)]
     Layer(#[from] LayerError),
+    /// A dense layer with any axes cannot be built or called.
+    #[error(transparent)]
+    Dense(#[from] DenseError),
     /// A model cannot be quantized or exported.
     #[error(transparent)]
     Export(#[from] ExportError),

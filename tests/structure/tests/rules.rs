@@ -58,6 +58,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "export",
             "scaled",
             "checkpoint",
+            "train_state",
             "rewrite",
             "emulation",
         ],
