@@ -126,7 +126,16 @@ fn stored_tensors_that_do_not_fit_are_named() -> Result<()> {
         published(),
     );
     assert!(bias.to_string().contains("`fc.bias`"), "{bias}");
-    // A VarMap under an exported name would be read, but not trained.
+    // A VarMap does not tell the shape of a variable, except in its own error.
+    let vars = VarMap::new();
+    builder(&vars).pp("fc").get((20, 21), "kernel")?;
+    let other = nn::dense_general(&SHAPE, published(), builder(&vars).pp("fc"));
+    let text = other.expect_err("another shape").to_string();
+    assert!(
+        text.contains("fc.kernel") && text.contains("[20, 21]"),
+        "{text}"
+    );
+    // A variable under an exported name would be read, but not trained.
     let vars = VarMap::new();
     builder(&vars).pp("fc").get((20, 21), "weight")?;
     let trained = nn::dense_general(&SHAPE, published(), builder(&vars).pp("fc"));

@@ -34,42 +34,23 @@ pub fn dense_general(
         path,
     };
     parts.check_sizes()?;
-    let (kernel, weight) = (parts.name("kernel"), parts.name("weight"));
-    let in_kernel = stored(&vb, "kernel");
+    let [k, n] = parts.matrix();
     let coded = match parts.batch.is_empty() {
-        true => {
-            let [k, n] = parts.matrix();
-            fp8_files::static_weight(n, k, &vb)?
-        }
+        true => fp8_files::static_weight(n, k, &vb)?,
         false => None,
     };
-    let in_weight = match coded.is_some() {
-        true => None,
-        false => stored(&vb, "weight"),
-    };
-    if in_kernel.is_some() && (in_weight.is_some() || coded.is_some()) {
+    if holds(&vb, "kernel") && (coded.is_some() || holds(&vb, "weight")) {
         return Err(DenseError::Ambiguous {
             path: parts.shown_path(),
-            first: kernel,
-            second: weight,
+            first: parts.name("kernel"),
+            second: parts.name("weight"),
         }
         .into());
     }
     let seed = parts.config.seed.unwrap_or_else(rand::random);
-    let [k, n] = parts.matrix();
-    let rows = parts.batch.iter().product::<usize>() * k;
-    let weight = match (coded, in_kernel, in_weight) {
-        (Some(weight), _, _) => Weight::Fp8(weight.into()),
-        (None, Some(found), _) => {
-            let dims = parts.stored_dims(&kernel, found.dims())?;
-            Weight::Kernel(vb.get(dims, "kernel")?)
-        }
-        (None, None, Some(found)) => Weight::Kernel(parts.kernel_of(&weight, &found)?),
-        (None, None, None) => {
-            let init = &parts.config.kernel_init;
-            let dims = parts.new_dims();
-            Weight::Kernel(init.create(&vb, "kernel", &dims, [rows, n], seed)?)
-        }
+    let weight = match coded {
+        Some(weight) => Weight::Fp8(weight.into()),
+        None => Weight::Kernel(parts.kernel(&vb, seed)?),
     };
     let bias = match parts.config.bias {
         true => Some(parts.bias(&vb, seed)?),
@@ -250,61 +231,86 @@ impl Parts {
         Ok(())
     }
 
-    /// The shape in which a file holds the kernel.
-    fn stored_dims(&self, name: &str, found: &[usize]) -> Result<Vec<usize>> {
-        let (kernel, matrix) = (self.kernel_dims(), self.matrix());
-        if found == kernel {
+    /// The kernel in one of its stored forms, or a new one.
+    fn kernel(&self, vb: &VarBuilder<'_>, seed: u64) -> Result<Tensor> {
+        let [k, n] = self.matrix();
+        let forms = match self.batch.is_empty() {
+            true => vec![self.kernel_dims(), vec![k, n]],
+            false => vec![self.kernel_dims()],
+        };
+        if let Some(kernel) = self.stored(vb, "kernel", &forms)? {
             return Ok(kernel);
         }
-        if self.batch.is_empty() && found == matrix {
-            return Ok(matrix.to_vec());
+        if holds(vb, "weight") {
+            return self.exported(vb);
         }
-        let matrix = match self.batch.is_empty() {
-            true => format!(", or fp8layers' {matrix:?}"),
-            false => String::new(),
-        };
-        Err(DenseError::StoredShape {
-            tensor: name.to_string(),
-            got: found.to_vec(),
-            expected: format!("{kernel:?}{matrix}"),
-        }
-        .into())
+        let rows = self.batch.iter().product::<usize>() * k;
+        let init = &self.config.kernel_init;
+        init.create(vb, "kernel", &self.new_dims(), [rows, n], seed)
     }
 
     /// The kernel from an exported `[out_features, in_features]`.
-    fn kernel_of(&self, name: &str, found: &Tensor) -> Result<Tensor> {
+    fn exported(&self, vb: &VarBuilder<'_>) -> Result<Tensor> {
         let [k, n] = self.matrix();
-        let refused = |expected: String| DenseError::StoredShape {
-            tensor: name.to_string(),
-            got: found.dims().to_vec(),
-            expected,
+        let forms = match self.batch.is_empty() {
+            true => vec![vec![n, k]],
+            false => vec![],
         };
-        if !self.batch.is_empty() || found.dims() != [n, k] {
-            return Err(refused(format!("`kernel` {:?}", self.kernel_dims())).into());
+        match self.stored(vb, "weight", &forms)? {
+            Some(found) if !found.is_variable() => {
+                Ok(found.t()?.contiguous()?.reshape(self.kernel_dims())?)
+            }
+            _ => {
+                let expected = "the name `kernel`: a `weight` is read from an exported file, and is not trained";
+                Err(self.misshapen("weight", &[n, k], expected.into()))
+            }
         }
-        if found.is_variable() {
-            let expected =
-                "the name `kernel`: a `weight` is read from an exported file, and is not trained";
-            return Err(refused(expected.into()).into());
-        }
-        Ok(found.t()?.contiguous()?.reshape(self.kernel_dims())?)
     }
 
     /// The bias, which may be stored flat.
     fn bias(&self, vb: &VarBuilder<'_>, seed: u64) -> Result<Tensor> {
         let dims = self.bias_dims();
         let count: usize = dims.iter().product();
-        match stored(vb, "bias") {
-            None => {
-                let init = &self.config.bias_init;
-                // Not the random numbers of the kernel.
-                init.create(vb, "bias", &dims, [1, count], seed.wrapping_add(1))
+        if let Some(bias) = self.stored(vb, "bias", &[dims.clone(), vec![count]])? {
+            return Ok(bias);
+        }
+        let init = &self.config.bias_init;
+        // Not the random numbers of the kernel.
+        init.create(vb, "bias", &dims, [1, count], seed.wrapping_add(1))
+    }
+
+    /// A tensor that `vb` holds, in one of these shapes.
+    fn stored(
+        &self,
+        vb: &VarBuilder<'_>,
+        own: &str,
+        forms: &[Vec<usize>],
+    ) -> Result<Option<Tensor>> {
+        if !holds(vb, own) {
+            return Ok(None);
+        }
+        if let Ok(found) = vb.get_unchecked(own) {
+            if forms.iter().any(|dims| dims == found.dims()) {
+                return Ok(Some(found));
             }
-            Some(found) if found.dims() == dims => Ok(vb.get(dims, "bias")?),
-            Some(found) if found.dims() == [count] => Ok(vb.get(count, "bias")?),
-            Some(found) => {
-                Err(self.misshapen("bias", found.dims(), format!("{dims:?} or [{count}]")))
+            let forms: Vec<String> = forms.iter().map(|dims| format!("{dims:?}")).collect();
+            let expected = match forms.is_empty() {
+                true => format!("`kernel` {:?}", self.kernel_dims()),
+                false => forms.join(" or "),
+            };
+            return Err(self.misshapen(own, found.dims(), expected));
+        }
+        // A VarMap gives a tensor to those who know its shape.
+        let mut refused = None;
+        for dims in forms {
+            match vb.get(dims.as_slice(), own) {
+                Ok(found) => return Ok(Some(found)),
+                Err(error) => refused = refused.or(Some(error)),
             }
+        }
+        match refused {
+            Some(error) => Err(error.into()),
+            None => Ok(None),
         }
     }
 
@@ -361,10 +367,7 @@ impl Parts {
     }
 }
 
-/// A tensor that `vb` holds under this name, whatever its shape. A VarBuilder that makes tensors of any name holds none.
-fn stored(vb: &VarBuilder<'_>, name: &str) -> Option<Tensor> {
-    match vb.contains_tensor(name) {
-        true => vb.get_unchecked(name).ok(),
-        false => None,
-    }
+/// Whether `vb` holds a tensor of this name. One that makes tensors of any name holds none.
+fn holds(vb: &VarBuilder<'_>, name: &str) -> bool {
+    vb.contains_tensor(name) && !vb.contains_tensor("a name that no file has")
 }
