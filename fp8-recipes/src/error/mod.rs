@@ -32,7 +32,7 @@ pub enum Error {
     Layer(#[from] LayerError),
     /// A dense layer with any axes cannot be built or called.
     #[error(transparent)]
-    Dense(#[from] DenseError),
+    Dense(Box<DenseError>),
     /// A model cannot be quantized or exported.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -84,6 +84,12 @@ pub enum Error {
         /// What to call in its place.
         instead: &'static str,
     },
+}
+
+impl From<DenseError> for Error {
+    fn from(error: DenseError) -> Self {
+        Self::Dense(error.into())
+    }
 }
 
 impl From<fp8_candle::Error> for Error {

@@ -15,7 +15,7 @@ fn make(input: &[usize], config: DenseConfig) -> Result<DenseGeneral, Error> {
 #[track_caller]
 fn refused(result: Result<DenseGeneral, Error>, parts: &[&str]) -> DenseError {
     let error = match result {
-        Err(Error::Dense(error)) => error,
+        Err(Error::Dense(error)) => *error,
         other => panic!("{other:?}"),
     };
     let text = error.to_string();
@@ -110,7 +110,7 @@ fn inputs() -> Result<(), Error> {
     assert!(batch.to_string().contains("batch"), "{batch}");
     assert!(matches!(
         call(&tensor(1, &[3])),
-        Error::Dense(DenseError::Axes { .. })
+        Error::Dense(error) if matches!(*error, DenseError::Axes { .. })
     ));
     let integers = call(&Tensor::zeros((2, 3, 4), DType::U32, &Device::Cpu)?);
     assert!(

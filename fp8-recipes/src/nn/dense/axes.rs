@@ -1,6 +1,6 @@
 //! Which dimensions of an input a dense layer contracts, keeps, and shares with its kernel.
 
-use crate::error::DenseError;
+use crate::error::{DenseError, Error, Result};
 
 /// The dimensions of an input, each list in ascending order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,13 +21,17 @@ impl Axes {
         shape: &[usize],
         axis: &[isize],
         batch_axis: &[isize],
-    ) -> Result<Self, DenseError> {
-        let refused = |what, axes: &[isize], expected: &str| DenseError::Axes {
-            path: path.to_string(),
-            what,
-            axes: axes.to_vec(),
-            shape: shape.to_vec(),
-            expected: expected.to_string(),
+    ) -> Result<Self> {
+        let refused = |what, axes: &[isize], expected: &str| -> Error {
+            let (axes, shape) = (axes.to_vec(), shape.to_vec());
+            DenseError::Axes {
+                path: path.to_string(),
+                what,
+                axes,
+                shape,
+                expected: expected.to_string(),
+            }
+            .into()
         };
         let positions = |what, axes: &[isize]| {
             let rank = shape.len() as isize;
@@ -83,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_are_sorted_and_negative_ones_count_from_the_end() -> Result<(), DenseError> {
+    fn axes_are_sorted_and_negative_ones_count_from_the_end() -> Result<()> {
         let axes = Axes::of("fc", &[2, 3, 4, 5, 6], &[-1, 1], &[3])?;
         assert_eq!(axes.contracted, [1, 4]);
         assert_eq!((&*axes.batch, &*axes.rest), (&[3][..], &[0, 2][..]));
