@@ -10,7 +10,7 @@
 //! | choose how | [`config::Recipe`] |
 //! | find cut gradients | [`check_gradients`] |
 //! | take a step from several micro-batches | [`GradAccumulator`] |
-//! | optimize, save, resume | [`optim`], [`checkpoint`] |
+//! | optimize, save, resume | [`optim`], [`checkpoint`], all in one value: [`TrainState`] |
 //! | train without loss scaling and f32 weights | [`scaled`] |
 //! | quantize a trained model | [`quantize_model`] |
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
@@ -37,6 +37,7 @@ pub mod rewrite;
 pub mod scaled;
 mod stats;
 pub mod timings;
+mod train_state;
 pub mod with_tracing;
 
 pub use autocast::{
@@ -49,7 +50,9 @@ pub use config::{
     FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, LayerFilter, Operand,
     Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
 };
-pub use error::{Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError};
+pub use error::{
+    DenseError, Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError,
+};
 pub use export::{
     ExportOptions, ExportReport, PtqScheme, QuantizedModel, Ragged, quantize_model,
     save_calibrated, save_calibrated_with,
@@ -68,3 +71,4 @@ pub use prepare::{
 pub use stats::{
     CastEvent, CastObserver, CastStats, StatsCurves, StatsLog, StatsQuantity, StatsReport, StatsRow,
 };
+pub use train_state::TrainState;

@@ -41,6 +41,20 @@ pub trait Fp8Layer {
     /// The FP8 weight of a layer loaded from an FP8 checkpoint.
     fn static_weight(&self) -> Option<&StaticWeight>;
 
+    /// The name of the weight in a checkpoint, after the path and a dot.
+    fn weight_name(&self) -> &'static str {
+        "weight"
+    }
+
+    /// The weight as the matrix `[out_features, in_features]` that is cast, where it is one and [`Fp8Layer::held_weight`] has
+    /// another shape: in f32, contiguous, outside any graph. None where it is `held_weight`.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn weight_matrix(&self) -> candle_core::Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     /// The bias, if the layer has one.
     fn bias(&self) -> Option<&Tensor>;
 
@@ -72,7 +86,7 @@ pub trait Fp8Layer {
 /// Visits the layers and tensors of a model.
 pub trait Visitor {
     /// A layer that can run in FP8; its tensors are not shown again by [`Visitor::tensor`]. By default they are handed to it:
-    /// `{path}.weight` as it is held, and `{path}.bias`.
+    /// the weight as it is held, under its name (`{path}.weight`), and `{path}.bias`.
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         show_layer(self, layer);
     }
@@ -180,7 +194,8 @@ pub(crate) fn show(
 
 /// Hands weight and bias of a layer to [`Visitor::tensor`].
 pub(crate) fn show_layer(visitor: &mut (impl Visitor + ?Sized), layer: &dyn Fp8Layer) {
-    show(visitor, layer.path(), "weight", layer.held_weight());
+    let name = layer.weight_name();
+    show(visitor, layer.path(), name, layer.held_weight());
     if let Some(bias) = layer.bias() {
         show(visitor, layer.path(), "bias", bias);
     }

@@ -18,7 +18,8 @@ use fp8::fp8_core::{
     HistoryOrder, ScaleRounding,
 };
 use fp8::nn::{
-    self, AttentionConfig, InputScaling, LayerInputs, LayerNormMlp, ModuleT, TransformerConfig,
+    self, Activation, AttentionConfig, AxisRules, DenseConfig, Init, Initializer, InputScaling,
+    LayerInputs, LayerNormMlp, ModuleT, TransformerConfig,
 };
 use fp8::optim::scaled::ScaledAdamW;
 use fp8::optim::{
@@ -31,9 +32,9 @@ use fp8::scaled::{
 use fp8::{
     Autocast, AutocastHandle, CastStats, DelayedScaling, Fp8Layer, Fp8LinearConfig, Fp8State,
     GradAccumulator, LayerFilter, PrepareOptions, PrepareReport, PtqScheme, Recipe, RecipeName,
-    ReductionGroup, Role, Slot, StateTable, StatsCurves, StatsLog, StatsRow, StepSummary, end_step,
-    fp8_autocast, is_fp8_enabled, is_recomputing, load, prepare_fp8, quantize_model,
-    save_calibrated, with_fp8,
+    ReductionGroup, Role, Slot, StateTable, StatsCurves, StatsLog, StatsRow, StepSummary,
+    TrainState, end_step, fp8_autocast, is_fp8_enabled, is_recomputing, load, prepare_fp8,
+    quantize_model, save_calibrated, with_fp8,
 };
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -193,6 +194,46 @@ fn layers(x: &Tensor, vb: VarBuilder<'_>) -> Done {
     };
     let _ = nn::checkpoint(|x| x.sqr(), x)?;
     let _ = nn::checkpoint_many(|inputs| inputs[0].sqr(), &[x])?;
+    Ok(())
+}
+
+fn dense(
+    x: &Tensor,
+    vb: VarBuilder<'static>,
+    model: nn::Linear,
+    vars: VarMap,
+    recipe: Option<Recipe>,
+    options: PrepareOptions,
+    path: &Path,
+) -> Done {
+    let (mesh_axes, rules) = (["model"], [("mlp", Some("model")), ("embed", None)]);
+    let config = DenseConfig::new([4, 5])
+        .with_axis([1, -1])
+        .with_batch_axis([0])
+        .with_bias(false)
+        .with_stored_as_matrix(true)
+        .with_kernel_init(Initializer::lecun_normal())
+        .with_bias_init(Init::Const(0.))
+        .with_activation(Activation::Relu)
+        .with_kernel_axes(["embed", "mlp"])
+        .with_bias_axes(["mlp"])
+        .with_axis_rules(AxisRules::new(mesh_axes, rules)?);
+    let _ = nn::Dense::new(config.clone(), vb.clone()).forward(x)?;
+    let layer = nn::dense_general(&[2, 3, 6, 7], config.clone(), vb)?;
+    let _ = (
+        nn::DenseGeneral::kernel_mesh_axes(&layer),
+        AxisRules::assign,
+    );
+    let _ = nn::DenseGeneral::from_matrix(x.clone(), None, &[3, 7], config)?;
+    let tx = |vars: &VarMap| optim::AdamW::from_varmap(vars, AdamWConfig::default());
+    let mut state = TrainState::create(model, vars, recipe, &options, tx)?;
+    let of = |model: &nn::Linear| Ok::<_, fp8::Error>(model.forward(x)?.sum_all()?);
+    let (_, grads) = TrainState::gradients(&state, of)?;
+    TrainState::apply_gradients(&mut state, &grads)?;
+    TrainState::save(&state, path)?;
+    TrainState::resume(&mut state, path)?;
+    let _ = (TrainState::step(&state), TrainState::vars(&state));
+    let _ = TrainState::optimizer(&state);
     Ok(())
 }
 

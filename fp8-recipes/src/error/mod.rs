@@ -1,10 +1,12 @@
 //! One enum of errors for each room, and [`Error`], which wraps them.
 
+mod dense;
 mod export;
 mod guard;
 mod layer;
 mod training_checkpoint;
 
+pub use dense::DenseError;
 pub use export::ExportError;
 pub use guard::GuardError;
 pub use layer::LayerError;
@@ -28,6 +30,9 @@ pub enum Error {
     /// A layer cannot be built, called or folded.
     #[error(transparent)]
     Layer(#[from] LayerError),
+    /// A dense layer with any axes cannot be built or called.
+    #[error(transparent)]
+    Dense(Box<DenseError>),
     /// A model cannot be quantized or exported.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -82,6 +87,12 @@ pub enum Error {
         /// What to call in its place.
         instead: &'static str,
     },
+}
+
+impl From<DenseError> for Error {
+    fn from(error: DenseError) -> Self {
+        Self::Dense(error.into())
+    }
 }
 
 impl From<fp8_candle::Error> for Error {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Why a training checkpoint cannot be resumed.
+/// Why a training checkpoint cannot be made or resumed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainingCheckpointError {
@@ -17,5 +17,13 @@ pub enum TrainingCheckpointError {
         found: String,
         /// Its value in this run.
         expected: String,
+    },
+    /// An optimizer holds a variable that the run does not have.
+    #[error(
+        "the optimizer holds the variable `{name}`, which is not in the VarMap: a checkpoint would miss it"
+    )]
+    ForeignVariable {
+        /// The optimizer's name of it.
+        name: String,
     },
 }

@@ -21,7 +21,7 @@ pub(super) struct Collected {
     pub(super) contents: Contents,
     /// Names of weights that are stored under another name.
     pub(super) tied: BTreeMap<String, String>,
-    /// Prepared convolutions, which are written in high precision.
+    /// Prepared convolutions and layers with batch axes, which are written in high precision.
     pub(super) convolutions: Vec<String>,
     pub(super) shown: Shown,
 }
@@ -117,10 +117,16 @@ impl Collector<'_> {
     }
 
     fn keep(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        self.keep_as(name, tensor, tensor.dims())
+    }
+
+    /// Stores `tensor` in another shape.
+    fn keep_as(&mut self, name: &str, tensor: &Tensor, dims: &[usize]) -> Result<()> {
         if self.claim(name, tensor)? {
             // A scaled parameter is stored as its value, in f32, which holds it exactly.
             let value = Parameter::of(tensor).value(DType::F32)?;
-            self.out.tensors.insert(name.to_string(), value.detach());
+            let value = value.detach().reshape(dims)?;
+            self.out.tensors.insert(name.to_string(), value);
         }
         Ok(())
     }
@@ -130,7 +136,9 @@ impl Collector<'_> {
         let weight = linear.held_weight();
         let known = match (linear.path(), self.options.name_of(weight)) {
             (Some(path), _) => Some(path),
-            (None, Name::Variable(name)) => name.strip_suffix(".weight"),
+            (None, Name::Variable(name)) => name
+                .strip_suffix(linear.weight_name())
+                .and_then(|path| path.strip_suffix('.')),
             (None, Name::Buffer | Name::Unknown) => None,
         };
         let path = match known {
@@ -143,7 +151,8 @@ impl Collector<'_> {
         };
         let name = format!("{path}.weight");
         if let Some(bias) = linear.bias() {
-            self.keep(&format!("{path}.bias"), bias)?;
+            // One number for each row of the weight, whatever the shape in the layer.
+            self.keep_as(&format!("{path}.bias"), bias, &[sizes.0])?;
         }
         let other = self.others.get(&weight.id()).cloned();
         if !self.claim(&name, weight)? && other.is_none() {
@@ -160,7 +169,10 @@ impl Collector<'_> {
             }
             return Ok(());
         }
-        let weight = &Parameter::of(weight).value(DType::F32)?;
+        let weight = &match linear.weight_matrix()? {
+            Some(matrix) => matrix,
+            None => Parameter::of(weight).value(DType::F32)?,
+        };
         let scheme = match linear.fp8_state() {
             None => None,
             Some(state) => {

@@ -19,6 +19,8 @@ pub enum LayerKind {
     Linear,
     /// A convolution, transposed or not.
     Convolution,
+    /// Several products, each with its own part of input and kernel: [`nn::DenseGeneral`](crate::nn::DenseGeneral) with batch axes.
+    BatchedLinear,
     /// Rows of a table.
     Embedding,
     /// Layer norm.
@@ -38,13 +40,14 @@ pub enum LayerKind {
 impl LayerKind {
     /// Whether it has a weight that its GEMMs take in FP8.
     pub(crate) fn multiplies(self) -> bool {
-        matches!(self, Self::Linear | Self::Convolution)
+        matches!(self, Self::Linear | Self::Convolution | Self::BatchedLinear)
     }
 }
 
 names! { LayerKind::name:
     Linear = "linear",
     Convolution = "convolution",
+    BatchedLinear = "batched linear",
     Embedding = "embedding",
     LayerNorm = "layer norm",
     RmsNorm = "rms norm",

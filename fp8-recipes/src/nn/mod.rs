@@ -18,6 +18,9 @@
 //! | [`BatchNorm`] | dtypes may differ; [`fuse_batch_norm`], [`fold_batch_norms`] of a whole model |
 //! | [`Embedding`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
 //!
+//! Beside candle-nn's layers there are [`DenseGeneral`] and [`Dense`], flax's, which sum over any axes; the modules of
+//! [`transformer`]; and [`LoraLinear`].
+//!
 //! candle-nn's own versions of the rows that say "differentiable" have no backward pass: the layers before them silently receive
 //! no gradient, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such cuts.
 //!
@@ -31,6 +34,7 @@ mod call;
 mod checkpoint;
 pub mod conv;
 pub mod cpu_flash_attention;
+mod dense;
 pub mod embedding;
 pub mod group_norm;
 mod identity;
@@ -60,6 +64,10 @@ pub use checkpoint::{checkpoint, checkpoint_many};
 pub use conv::{
     Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias,
     conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias,
+};
+pub use dense::{
+    AxisNames, AxisRules, Dense, DenseConfig, DenseGeneral, FanMode, InitDistribution, Initializer,
+    dense_general,
 };
 pub use embedding::{Embedding, embedding};
 pub use fp8_candle::{InputScaling, StaticWeight};

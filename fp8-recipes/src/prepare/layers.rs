@@ -70,7 +70,7 @@ impl Owners {
 impl Visitor for Owners {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         if let Some(path) = layer.path() {
-            self.note(&join(path, "weight"), layer.held_weight());
+            self.note(&join(path, layer.weight_name()), layer.held_weight());
         }
         self.parameter(layer.held_weight());
         if let Some(bias) = layer.bias() {
@@ -173,7 +173,7 @@ impl Preparer<'_> {
             timed => timed.map(|(_, timing)| Note::Faster(timing)),
         };
         let weight = layer.held_weight();
-        let own_name = join(path, "weight");
+        let own_name = join(path, layer.weight_name());
         let names = self.names.get(&weight.id()).into_iter().flatten();
         let (state, mut notes) = self.shared.state(Request {
             path,

@@ -66,6 +66,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "export",
             "scaled",
             "checkpoint",
+            "train_state",
             "rewrite",
             "emulation",
         ],

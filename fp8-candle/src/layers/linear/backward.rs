@@ -2,7 +2,7 @@
 //!
 //! [`gradients`] decides for linear layers and convolutions alike; [`BackwardProducts`] is what the two do differently.
 
-use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts, kernel_gradient, kernel_matrix};
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
 use crate::cast::packed::PackedWeight;
@@ -166,6 +166,8 @@ pub(crate) fn gradients<L: BackwardProducts>(
 #[derive(Debug, Clone)]
 pub(crate) enum HeldWeight {
     HighPrecision(Tensor),
+    /// With K: [`LinearWeight::Kernel`].
+    Kernel(Tensor, usize),
     Codes(Fp8Tensor),
     Packed(PackedWeight),
 }
@@ -174,8 +176,21 @@ impl HeldWeight {
     pub(crate) fn new(weight: LinearWeight<'_>) -> Self {
         match weight {
             LinearWeight::HighPrecision(weight, _) => Self::HighPrecision(weight.detach()),
+            LinearWeight::Kernel {
+                kernel,
+                in_features,
+                ..
+            } => Self::Kernel(kernel.detach(), in_features),
             LinearWeight::Fp8(codes) => Self::Codes(codes.clone()),
             LinearWeight::Packed(packed) => Self::Packed(packed.clone()),
+        }
+    }
+
+    /// The tensor in high precision, in its own shape.
+    fn held(&self) -> Option<&Tensor> {
+        match self {
+            Self::HighPrecision(weight) | Self::Kernel(weight, _) => Some(weight),
+            Self::Codes(_) | Self::Packed(_) => None,
         }
     }
 }
@@ -199,13 +214,30 @@ pub(crate) struct LinearBackward<'a> {
 impl LinearBackward<'_> {
     /// The gradients of x `[M, K]`, weight and bias that are `wanted`.
     pub(crate) fn gradients(&self, wanted: [bool; 3]) -> Result<[Option<Tensor>; 3]> {
-        gradients(self, self.plan, self.saved, wanted)
+        let [input, weight, bias] = gradients(self, self.plan, self.saved, wanted)?;
+        let weight = match (weight, self.weight) {
+            (Some(gradient), HeldWeight::Kernel(kernel, _)) => {
+                Some(kernel_gradient(&gradient, kernel)?)
+            }
+            (weight, _) => weight,
+        };
+        Ok([input, weight, bias])
     }
 
-    fn weight_matrix(&self) -> Result<&Tensor> {
+    /// The weight in high precision, `[N, K]`.
+    fn weight_matrix(&self) -> Result<Tensor> {
         match self.weight {
-            HeldWeight::HighPrecision(weight) => Ok(weight),
+            HeldWeight::HighPrecision(weight) => Ok(weight.clone()),
+            HeldWeight::Kernel(kernel, in_features) => kernel_matrix(kernel, &[], *in_features),
             _ => internal!("fp8_linear `{}`: no weight to cast", self.plan.path),
+        }
+    }
+
+    /// Checks that the weight is still the one of the forward pass.
+    fn check_weight(&self) -> Result<()> {
+        match self.weight.held() {
+            Some(held) => self.saved.check(held, &self.plan.path),
+            None => Ok(()),
         }
     }
 
@@ -253,7 +285,7 @@ impl BackwardProducts for LinearBackward<'_> {
     type Cast = Fp8Tensor;
 
     fn is_frozen(&self) -> bool {
-        !matches!(self.weight, HeldWeight::HighPrecision(_))
+        self.weight.held().is_none()
     }
 
     fn cast_input(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
@@ -261,9 +293,8 @@ impl BackwardProducts for LinearBackward<'_> {
     }
 
     fn cast_weight(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
-        let weight = self.weight_matrix()?;
-        let codes = quantizer.quantize(weight, Rows)?.tensor;
-        self.saved.check(weight, &self.plan.path)?;
+        let codes = quantizer.quantize(&self.weight_matrix()?, Rows)?.tensor;
+        self.check_weight()?;
         Ok(codes)
     }
 
@@ -312,14 +343,14 @@ impl BackwardProducts for LinearBackward<'_> {
                 let go = self.grad_matrix()?;
                 // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
                 let values = match self.weight {
-                    HeldWeight::HighPrecision(weight) => weight.to_dtype(go.dtype())?,
+                    HeldWeight::HighPrecision(_) | HeldWeight::Kernel(..) => {
+                        self.weight_matrix()?.to_dtype(go.dtype())?
+                    }
                     HeldWeight::Codes(w8) => w8.dequantize(go.dtype())?,
                     HeldWeight::Packed(w8) => w8.dequantize(go.dtype())?,
                 };
                 let grad = go.matmul(&values)?;
-                if let HeldWeight::HighPrecision(weight) = self.weight {
-                    self.saved.check(weight, &self.plan.path)?;
-                }
+                self.check_weight()?;
                 Ok(grad)
             }
             Operands::OneCast(weight) => {

@@ -1,7 +1,7 @@
 //! The forward pass, and the node of candle's graph.
 
 use super::backward::{HeldWeight, LinearBackward};
-use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts, kernel_matrix};
 use crate::base::check::{check_device, check_dims, check_narrow};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
@@ -57,16 +57,10 @@ pub fn fp8_linear(
     bias: Option<&Tensor>,
     plan: &LinearPlan,
 ) -> Result<Tensor> {
-    let tracks = match weight {
-        LinearWeight::HighPrecision(w, _) => (x.track_op(), w.track_op()),
-        _ => (x.track_op(), false),
-    };
+    let in_graph = weight.held();
+    let tracks = (x.track_op(), in_graph.is_some_and(Tensor::track_op));
     let (storage, out_dims, saved) = compute(x, weight, bias, plan, tracks, None)?;
     let result = Ready::new(storage, out_dims)?;
-    let in_graph = match weight {
-        LinearWeight::HighPrecision(weight, _) => Some(weight),
-        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
-    };
     let args: Vec<&Tensor> = [Some(x), in_graph, bias].into_iter().flatten().collect();
     let has = [true, in_graph.is_some(), bias.is_some()];
     let (plan, weight) = (plan.clone(), HeldWeight::new(weight));
@@ -118,15 +112,24 @@ pub(crate) fn compute(
 
     let mut saved = SavedCasts::default();
     let rereads = x_tracks && plan.rereads_weight();
+    // A weight in high precision: what changes, its values as `[N, K]`, and where its codes are kept.
+    let values = match weight {
+        LinearWeight::HighPrecision(weight, cache) => Some((weight, weight.detach(), cache)),
+        LinearWeight::Kernel { kernel, cache, .. } => {
+            Some((kernel, kernel_matrix(kernel, &[], k)?, cache))
+        }
+        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
+    };
     let storage = match &plan.output {
         None => {
-            let weight = match weight {
-                LinearWeight::HighPrecision(weight, _) => {
-                    saved.seen = rereads.then(|| Seen::of(weight)).transpose()?;
-                    weight.detach().to_dtype(x.dtype())?
+            let weight = match (weight, &values) {
+                (_, Some((held, matrix, _))) => {
+                    saved.seen = rereads.then(|| Seen::of(held)).transpose()?;
+                    matrix.to_dtype(x.dtype())?
                 }
-                LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
-                LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
+                (LinearWeight::Fp8(weight), None) => weight.dequantize(x.dtype())?,
+                (LinearWeight::Packed(weight), None) => weight.dequantize(x.dtype())?,
+                (_, None) => internal!("fp8_linear `{}`: no weight", plan.path),
             };
             take_storage(add_bias(x2()?.matmul(&weight.t()?)?, bias_data.as_ref())?)?
         }
@@ -155,11 +158,12 @@ pub(crate) fn compute(
                 let x8 = x8.operand(Contraction::Cols);
                 backend(x.device())?.gemm(&x8, &w8.operand(), &out)
             };
-            match weight {
-                LinearWeight::HighPrecision(w, cache) => {
+            match (weight, &values) {
+                (_, &Some((held, ref matrix, cache))) => {
                     let both = x_tracks && again(&gemm.b, &plan.grad_input);
+                    let cols = Contraction::Cols;
                     let (w8, seen) =
-                        quantize_weight(cache, w, w, &gemm.b, Contraction::Cols, both, rereads)?;
+                        quantize_weight(cache, held, matrix, &gemm.b, cols, both, rereads)?;
                     saved.seen = seen;
                     // With few rows, reading the weight takes most of the time.
                     let packed = match cache {
@@ -173,9 +177,10 @@ pub(crate) fn compute(
                     saved.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
                     y
                 }
-                LinearWeight::Fp8(w8) => product(w8)?,
-                LinearWeight::Packed(w8) if plan.emulate => product(&w8.unpack()?)?,
-                LinearWeight::Packed(w8) => stream(w8)?,
+                (LinearWeight::Fp8(w8), None) => product(w8)?,
+                (LinearWeight::Packed(w8), None) if plan.emulate => product(&w8.unpack()?)?,
+                (LinearWeight::Packed(w8), None) => stream(w8)?,
+                (_, None) => internal!("fp8_linear `{}`: no weight", plan.path),
             }
         }
     };
@@ -216,22 +221,33 @@ fn check(
     const OP: &str = "fp8_linear";
     let (dims, device) = match weight {
         LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
+        LinearWeight::Kernel { kernel, .. } => (kernel.dims(), kernel.device()),
         LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
         LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
     };
-    let &[n, k] = dims else {
-        return Err(shape_error(
-            OP,
-            "weight",
-            "[out_features, in_features]",
-            dims,
-        ));
+    let (n, k) = match (weight, dims) {
+        (
+            LinearWeight::Kernel {
+                kernel,
+                in_features,
+                ..
+            },
+            _,
+        ) => {
+            let count = kernel.elem_count();
+            if in_features == 0 || !count.is_multiple_of(in_features) {
+                let expected = format!("a multiple of {in_features} elements, more than 0");
+                return Err(shape_error(OP, "kernel", expected, dims));
+            }
+            (count / in_features, in_features)
+        }
+        (_, &[n, k]) => (n, k),
+        _ => {
+            let expected = "[out_features, in_features]";
+            return Err(shape_error(OP, "weight", expected, dims));
+        }
     };
-    let held = match weight {
-        LinearWeight::HighPrecision(weight, _) => Some(weight),
-        _ => None,
-    };
-    check_operands(OP, x, held, bias, device)?;
+    check_operands(OP, x, weight.held(), bias, device)?;
     let features = x.dims().last().copied();
     if features != Some(k) {
         return Err(Error::InFeatures {

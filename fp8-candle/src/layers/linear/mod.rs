@@ -12,11 +12,13 @@
 //! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
 
 mod backward;
+mod batched;
 mod forward;
 mod plan;
 mod wide;
 
 pub(crate) use backward::{BackwardProducts, HeldWeight, LinearBackward, Operands, gradients};
+pub use batched::fp8_linear_batched;
 pub use forward::fp8_linear;
 pub(crate) use forward::{check_operands, compute, quantize_weight};
 pub(crate) use plan::SavedCasts;

@@ -197,10 +197,52 @@ impl LinearPlan {
 pub enum LinearWeight<'a> {
     /// High precision `[N, K]`, quantized in the call. A cache keeps the codes until the weight changes.
     HighPrecision(&'a Tensor, Option<&'a WeightCache>),
+    /// High precision in any shape whose elements, in order, are those of the transpose `[K, N]`: flax's kernel. It is quantized as
+    /// `[N, K]`, and its gradient has its own shape.
+    Kernel {
+        /// The values.
+        kernel: &'a Tensor,
+        /// K.
+        in_features: usize,
+        /// Keeps the codes until the kernel changes.
+        cache: Option<&'a WeightCache>,
+    },
     /// Frozen FP8 `[N, K]`.
     Fp8(&'a Fp8Tensor),
     /// Frozen FP8 `[N, K]`, packed for its device.
     Packed(&'a PackedWeight),
+}
+
+impl<'a> LinearWeight<'a> {
+    /// The tensor that has a gradient.
+    pub(crate) fn held(&self) -> Option<&'a Tensor> {
+        match *self {
+            Self::HighPrecision(weight, _) => Some(weight),
+            Self::Kernel { kernel, .. } => Some(kernel),
+            Self::Fp8(_) | Self::Packed(_) => None,
+        }
+    }
+}
+
+/// A kernel whose elements, in order, are those of `[.., K, N]`, as the detached view `[.., N, K]`; `leading` are the dimensions
+/// before these two.
+pub(crate) fn kernel_matrix(
+    kernel: &Tensor,
+    leading: &[usize],
+    in_features: usize,
+) -> Result<Tensor> {
+    let rows: usize = leading.iter().product::<usize>() * in_features;
+    let out_features = kernel.elem_count() / rows.max(1);
+    let dims = [leading, &[in_features, out_features]].concat();
+    let values = kernel.detach().contiguous()?.reshape(dims)?;
+    Ok(values.transpose(leading.len(), leading.len() + 1)?)
+}
+
+/// The gradient of `[.., N, K]` in the shape of the kernel that [`kernel_matrix`] has made it from.
+pub(crate) fn kernel_gradient(gradient: &Tensor, kernel: &Tensor) -> Result<Tensor> {
+    let rank = gradient.rank();
+    let gradient = gradient.transpose(rank - 2, rank - 1)?.contiguous()?;
+    Ok(gradient.reshape(kernel.shape())?)
 }
 
 /// What the forward pass leaves for the backward pass: casts that it can reuse.

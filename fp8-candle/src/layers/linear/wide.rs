@@ -123,13 +123,9 @@ impl WideNode {
                 &plain
             }
         };
-        let held = match weight {
-            LinearWeight::HighPrecision(weight, _) => Some(weight),
-            _ => None,
-        };
         let ids = [
             x.id,
-            held.and_then(|weight| self.leaf(weight)),
+            weight.held().and_then(|weight| self.leaf(weight)),
             bias.and_then(|bias| self.leaf(bias)),
         ];
         let tracks = (ids[0].is_some(), ids[1].is_some());
