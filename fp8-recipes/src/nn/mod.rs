@@ -77,7 +77,9 @@ pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use lora::{LoraConfig, LoraLinear};
 pub use named_tensor::NamedTensor;
 pub use operators::{Add, Div, Matmul, Mul};
-pub use parallel::{LinearAxes, ParallelLinear, column_parallel_linear, row_parallel_linear};
+pub use parallel::{
+    LinearAxes, ParallelDense, ParallelLinear, column_parallel_linear, row_parallel_linear,
+};
 pub use rnn::{GRU, LSTM, gru, lstm};
 pub use sequential::{Sequential, seq};
 pub use transformer::{

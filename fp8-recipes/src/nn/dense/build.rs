@@ -362,6 +362,7 @@ impl Parts {
             contracted: self.contracted,
             config: Arc::new(self.config),
             path: Some(self.path.into()),
+            shards: None,
             state: SharedState::default(),
         })
     }

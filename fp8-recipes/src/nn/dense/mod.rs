@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::module::{Fp8Layer, LayerKind};
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
-use fp8_candle::Role;
+use fp8_candle::{LayerShards, Role};
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
@@ -100,10 +100,20 @@ pub struct DenseGeneral {
     contracted: Vec<usize>,
     config: Arc<DenseConfig>,
     path: Option<Arc<str>>,
+    shards: Option<Arc<LayerShards>>,
     state: SharedState,
 }
 
 impl DenseGeneral {
+    /// The same layer as a part of one that several ranks hold: it casts its tensors with the scales of the whole ones. Prepare it
+    /// afterwards.
+    pub fn with_shards(self, shards: LayerShards) -> Self {
+        Self {
+            shards: Some(Arc::new(shards)),
+            ..self
+        }
+    }
+
     /// The kernel in flax's shape: a view of the variable, or the dequantized codes of a layer loaded in FP8, in f32.
     ///
     /// # Errors
@@ -241,6 +251,10 @@ impl Fp8Layer for DenseGeneral {
 
     fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
+    }
+
+    fn shards(&self) -> Option<Arc<LayerShards>> {
+        self.shards.clone()
     }
 
     fn features(&self) -> (usize, usize) {

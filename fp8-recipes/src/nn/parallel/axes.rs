@@ -2,11 +2,9 @@
 
 use crate::error::{LayerError, Result};
 use candle_core::Tensor;
-use fp8_candle::state::ReductionGroup;
 use fp8_candle::{LayerShards, Shards};
 use fp8_ranks::{DeviceMesh, ProcessGroup};
 use std::fmt;
-use std::sync::Arc;
 
 /// The axes of a [`DeviceMesh`] that divide the dimensions of a linear layer; None leaves a dimension whole on every rank.
 ///
@@ -162,19 +160,12 @@ impl LinearAxes {
     /// The parts of the operands as they are cast. All ranks of the mesh call it.
     pub(super) fn shards(&self, path: &str, mesh: &DeviceMesh) -> Result<LayerShards> {
         let shards = |rows: &Option<String>, cols: &Option<String>| -> Result<Shards> {
-            let one = |axis| -> Result<_> {
-                let group = self.group(path, axis, mesh)?;
-                Ok(group.map(|group| Arc::new(group) as Arc<dyn ReductionGroup>))
-            };
-            let (own_rows, own_cols) = (one(rows)?, one(cols)?);
-            let all = match (rows, cols) {
-                (Some(rows), Some(cols)) => {
-                    let group = mesh.axes(&[rows, cols])?;
-                    Some(Arc::new(group) as Arc<dyn ReductionGroup>)
-                }
-                _ => own_rows.clone().or(own_cols.clone()),
-            };
-            Ok(Shards::new(own_rows, own_cols, all))
+            // An unknown axis is an error of this layer.
+            self.group(path, rows, mesh)?;
+            self.group(path, cols, mesh)?;
+            let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
+            let cols: Vec<&str> = cols.iter().map(String::as_str).collect();
+            super::shards::shards(mesh, &rows, &cols)
         };
         let summed = self.summed();
         Ok(LayerShards::new(

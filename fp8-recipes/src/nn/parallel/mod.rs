@@ -1,7 +1,10 @@
-//! Linear layers that several ranks hold in parts.
+//! Layers that several ranks hold in parts.
 
 mod axes;
+mod dense;
 mod linear;
+mod shards;
 
 pub use axes::LinearAxes;
+pub use dense::ParallelDense;
 pub use linear::{ParallelLinear, column_parallel_linear, row_parallel_linear};
