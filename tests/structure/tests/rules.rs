@@ -40,6 +40,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "mesh",
             "launcher",
             "mpi",
+            "nccl",
             "world",
         ],
     ),
