@@ -3,6 +3,7 @@
 //! - [`ProcessGroup`]: the operations. Sums are in the order of ranks, so results depend neither on the engine nor on how data is
 //!   cut into calls.
 //! - [`World`]: the processes that `mpirun` has started (feature `mpi`), or one process; how they begin and end.
+//! - `nccl`: their GPUs (feature `nccl`; it has never run).
 //! - [`DeviceMesh`]: ranks in a grid with named axes.
 //! - [`threads`]: ranks as threads of one process, for tests.
 
@@ -17,6 +18,8 @@ mod launcher;
 mod mesh;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod single;
 mod sum;
 pub mod threads;

@@ -24,9 +24,9 @@ use std::sync::atomic::AtomicU64;
 /// use candle_core::{Device, Tensor};
 /// use fp8_ranks::{ReduceOp, threads};
 ///
-/// let sums = threads::run(3, |group| {
+/// let sums = threads::run(3, |group| -> candle_core::Result<Vec<f32>> {
 ///     let own = Tensor::new(&[1f32, group.rank() as f32], &Device::Cpu)?;
-///     Ok(group.all_reduce(&own, ReduceOp::Sum)?.to_vec1::<f32>()?)
+///     group.all_reduce(&own, ReduceOp::Sum)?.to_vec1()
 /// });
 /// for sum in sums {
 ///     assert_eq!(sum?, [3., 3.]);
@@ -97,6 +97,12 @@ impl ProcessGroup {
     /// The library that connects the ranks.
     pub fn engine(&self) -> &'static str {
         self.member.engine.name()
+    }
+
+    /// Its engine, for an engine over it.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn engine_of_group(&self) -> Arc<dyn Engine> {
+        Arc::clone(&self.member.engine)
     }
 
     /// What the group was told.

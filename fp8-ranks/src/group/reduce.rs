@@ -9,6 +9,20 @@ use crate::sum::{ReduceOp, SumOrder, check, combine, even, keys, values};
 use candle_core::{DType, Tensor};
 use std::sync::Arc;
 
+/// How an `all_reduce` is made from collectives of the engine.
+enum Way {
+    /// There is one rank.
+    Copy,
+    /// The engine's own sum, in this dtype.
+    EngineSum(DType),
+    /// The engine's maximum of u32.
+    Integers,
+    /// The same, of integers in the order of floats.
+    Keys,
+    /// Pieces from all ranks, combined at home and gathered.
+    Pieces,
+}
+
 impl ProcessGroup {
     /// Elementwise sum or maximum over the ranks, on all of them.
     ///
@@ -27,50 +41,54 @@ impl ProcessGroup {
         let operation = Operation::AllReduce;
         let dtype = tensor.dtype();
         let flat = self.begin(operation, check(op, dtype).and_then(|()| flat(tensor)))?;
-        let narrow = matches!(dtype, DType::BF16 | DType::F16);
-        let engines_sum = self.member.options.sum_order == SumOrder::Engine
-            && (narrow || matches!(dtype, DType::F32 | DType::F64));
         let shape = tensor.shape().clone();
-        let then: Then = match (op, dtype) {
-            (ReduceOp::Sum, _) if engines_sum => {
-                Box::new(move |sum| Ok(sum.to_dtype(dtype)?.reshape(shape)?))
-            }
-            (ReduceOp::Max, DType::F32 | DType::BF16 | DType::F16) => {
-                Box::new(move |keys| Ok(values(&keys)?.to_dtype(dtype)?.reshape(shape)?))
-            }
-            _ => Box::new(move |result| Ok(result.to_dtype(dtype)?.reshape(shape)?)),
+        let then: Then = Box::new(move |result| Ok(result.to_dtype(dtype)?.reshape(shape)?));
+        let cast = |to: DType| {
+            let cast = flat.to_dtype(to).map_err(Into::into);
+            self.member.checked(operation, cast)
         };
-        // One collective of the engine, if it has one.
-        let own = match (op, dtype) {
-            (ReduceOp::Sum, _) if engines_sum && narrow => Some(flat.to_dtype(DType::F32)),
-            (ReduceOp::Sum, _) if engines_sum => Some(Ok(flat.clone())),
-            (ReduceOp::Max, DType::U8 | DType::U32) => Some(flat.to_dtype(DType::U32)),
-            (ReduceOp::Max, DType::F32 | DType::BF16 | DType::F16) => {
-                Some(flat.to_dtype(DType::F32))
+        match self.way(op, dtype) {
+            Way::Copy => {
+                let counts = vec![flat.elem_count()];
+                self.start(operation, Collective::AllGather { own: flat, counts }, then)
             }
-            _ => None,
-        };
-        let own = own.map(|own| match (op, dtype) {
-            (ReduceOp::Max, DType::F32 | DType::BF16 | DType::F16) => keys(&own?),
-            _ => Ok(own?),
-        });
-        if let Some(own) = own {
-            let own = self.member.checked(operation, own)?;
-            let collective = match op {
-                ReduceOp::Sum => Collective::EngineSum { own },
-                ReduceOp::Max => Collective::MaxOfBits { own },
-            };
-            return self.start(operation, collective, then);
+            Way::EngineSum(wide) => {
+                let own = cast(wide)?;
+                self.start(operation, Collective::EngineSum { own }, then)
+            }
+            Way::Integers => {
+                let own = cast(DType::U32)?;
+                self.start(operation, Collective::MaxOfBits { own }, then)
+            }
+            Way::Keys => {
+                let own = self.member.checked(operation, keys(&cast(DType::F32)?))?;
+                let then: Then = Box::new(|keys| then(values(&keys)?));
+                self.start(operation, Collective::MaxOfBits { own }, then)
+            }
+            Way::Pieces => {
+                let counts = even(flat.elem_count(), self.size());
+                let (pending, combine) = self.exchange(operation, flat, counts.clone(), op)?;
+                let stage = Stage::Pieces {
+                    pending,
+                    combine,
+                    counts,
+                    then,
+                };
+                Ok(Started::new(Arc::clone(&self.member), operation, stage))
+            }
         }
-        let counts = even(flat.elem_count(), self.size());
-        let (pending, combine) = self.exchange(operation, flat, counts.clone(), op)?;
-        let stage = Stage::Pieces {
-            pending,
-            combine,
-            counts,
-            then,
-        };
-        Ok(Started::new(Arc::clone(&self.member), operation, stage))
+    }
+
+    fn way(&self, op: ReduceOp, dtype: DType) -> Way {
+        let by_engine = self.member.options.sum_order == SumOrder::Engine;
+        match (op, dtype) {
+            _ if self.size() == 1 => Way::Copy,
+            (ReduceOp::Sum, DType::F32 | DType::F64) if by_engine => Way::EngineSum(dtype),
+            (ReduceOp::Sum, DType::BF16 | DType::F16) if by_engine => Way::EngineSum(DType::F32),
+            (ReduceOp::Max, DType::U8 | DType::U32) => Way::Integers,
+            (ReduceOp::Max, DType::F32 | DType::BF16 | DType::F16) => Way::Keys,
+            _ => Way::Pieces,
+        }
     }
 
     /// Elementwise sum (in rank order, whatever the group's [`SumOrder`]) or maximum, of which every rank gets its rows:

@@ -23,6 +23,11 @@ macro_rules! vector {
     };
 }
 
+/// Addresses that stand for no elements. A slice without elements has any address, and some mean something to MPI: for Open MPI
+/// that of an empty vector of bytes, 1, is `MPI_IN_PLACE`. Two, because what is sent must not be where something is received.
+static NO_SOURCE: u64 = 0;
+static NO_TARGET: u64 = 0;
+
 fn refused(got: DType) -> Failure {
     Failure::DType {
         got,
@@ -58,7 +63,10 @@ impl Source {
         };
         let pointer = vector!(
             storage,
-            data => data[begin + at..].as_ptr().cast(),
+            data => match &data[begin + at..] {
+                [] => (&raw const NO_SOURCE).cast(),
+                elements => elements.as_ptr().cast(),
+            },
             return Err(refused(self.tensor.dtype()))
         );
         Ok(pointer)
@@ -114,7 +122,10 @@ impl Target {
     pub(super) fn at(&mut self, at: usize) -> *mut c_void {
         vector!(
             &mut self.0,
-            data => data[at..].as_mut_ptr().cast(),
+            data => match &mut data[at..] {
+                [] => (&raw const NO_TARGET).cast_mut().cast(),
+                elements => elements.as_mut_ptr().cast(),
+            },
             unreachable!("not made by `zeros` or `copied`")
         )
     }

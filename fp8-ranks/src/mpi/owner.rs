@@ -35,9 +35,11 @@ pub(super) struct Group {
     pub(super) size: usize,
 }
 
-/// After this time without a result the thread sleeps between tests: a rank that saves a file lets the others wait, and they
-/// should leave it the processor.
+/// After this time without a result, and that which data need at 100 bytes per microsecond, the thread sleeps between tests: a
+/// rank that saves a file lets the others wait, and they should leave it the processor. Data in the middle of a transfer would be
+/// slowed down by it, since MPI moves a part of them in each test.
 const IDLE: Duration = Duration::from_millis(50);
+const BYTES_PER_MICROSECOND: u64 = 100;
 const NAP: Duration = Duration::from_micros(50);
 
 /// Starts the thread and MPI on it: where to send jobs, the group of all, the name of the library.
@@ -101,7 +103,7 @@ impl Owner {
                     Err(TryRecvError::Empty) => {
                         if self.poll() {
                             last = Instant::now();
-                        } else if last.elapsed() < IDLE {
+                        } else if last.elapsed() < self.patience() {
                             thread::yield_now();
                         } else {
                             thread::sleep(NAP);
@@ -157,6 +159,12 @@ impl Owner {
         let group = group(self.communicators.len(), &new);
         self.communicators.push(new);
         group
+    }
+
+    /// How long what is under way may take before the thread sleeps between tests.
+    fn patience(&self) -> Duration {
+        let bytes = self.transfers.iter().map(|(transfer, _)| transfer.bytes());
+        IDLE + Duration::from_micros(bytes.sum::<u64>() / BYTES_PER_MICROSECOND)
     }
 
     /// Whether an operation has ended.

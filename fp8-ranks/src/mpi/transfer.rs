@@ -12,6 +12,8 @@ pub(super) struct Transfer {
     requests: Vec<Request>,
     /// `None` only while it is dropped, or done.
     memory: Option<Memory>,
+    /// Bytes that are sent or received.
+    bytes: u64,
 }
 
 struct Memory {
@@ -64,6 +66,8 @@ impl Transfer {
     ) -> Result<Self, Failure> {
         let len = collective.result_len();
         let dtype = collective.tensor().map_or(DType::U8, Tensor::dtype);
+        let given = collective.tensor().map_or(0, Tensor::elem_count);
+        let bytes = ((given + len) * dtype.size_in_bytes()) as u64;
         let (source, target) = match &collective {
             Collective::Broadcast { tensor, root } if *root == communicator.rank => {
                 (None, Target::copied(tensor)?)
@@ -85,6 +89,7 @@ impl Transfer {
         let mut this = Self {
             requests: vec![],
             memory: Some(memory),
+            bytes,
         };
         match collective {
             Collective::Barrier => this.requests.push(communicator.barrier()?),
@@ -117,6 +122,11 @@ impl Transfer {
         }
         this.requests.reverse();
         Ok(this)
+    }
+
+    /// Bytes that are sent or received.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     fn memory(&mut self) -> &mut Memory {

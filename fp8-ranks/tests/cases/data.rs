@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 /// All dtypes that travel.
-pub const DTYPES: [DType; 9] = [
+pub const DTYPES: [DType; 10] = [
     DType::U8,
     DType::U32,
     DType::I64,
@@ -13,6 +13,7 @@ pub const DTYPES: [DType; 9] = [
     DType::F64,
     DType::I16,
     DType::I32,
+    DType::F8E4M3,
 ];
 
 /// A well mixed number for element `i` of `rank`.
@@ -80,6 +81,7 @@ pub fn bits(tensor: &Tensor) -> Vec<u64> {
         DType::I64 => of(tensor, |x: i64| x as u64),
         DType::BF16 => of(tensor, |x: half::bf16| x.to_bits().into()),
         DType::F16 => of(tensor, |x: half::f16| x.to_bits().into()),
+        DType::F8E4M3 => of(tensor, |x: float8::F8E4M3| x.to_bits().into()),
         DType::F32 => of(tensor, |x: f32| x.to_bits().into()),
         DType::F64 => of(tensor, |x: f64| x.to_bits()),
         other => panic!("no bits of {other:?}"),

@@ -2,6 +2,7 @@
 
 pub mod data;
 mod exchange;
+mod mesh;
 mod order;
 mod reduce;
 mod split;
@@ -27,6 +28,8 @@ pub const CASES: &[Case] = &[
     ("reduce_scatter", reduce::reduce_scatter),
     ("split", split::rows_and_columns),
     ("split_order", split::keys_order_ranks),
+    ("mesh", mesh::axes),
+    ("no_mesh", mesh::refused),
     ("overlap", order::several_under_way),
     ("amaxes_apart", order::amaxes_do_not_meet_other_data),
     ("traffic", order::traffic),

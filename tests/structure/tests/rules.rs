@@ -30,7 +30,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "fp8-ranks/src",
         &[
             "error", "engine", "failure", "traffic", "sum", "single", "group", "graph", "threads",
-            "mesh", "launcher", "mpi", "world",
+            "mesh", "launcher", "mpi", "nccl", "world",
         ],
     ),
     (

@@ -1,0 +1,287 @@
+//! Ranks as processes: this program starts itself under `mpirun`.
+
+mod cases;
+
+use fp8_ranks::{
+    GroupOptions, ProcessGroup, ReduceOp, ReductionGroup, Result, World, WorldOptions,
+};
+use fp8_test_support::child::{child, from_parent};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for each other where one does not come.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// The line after which a rank comes to nothing more.
+const LAST_WORDS: &str = "the rank leaves";
+
+/// What a job has said and how it ended.
+struct Ended {
+    status: ExitStatus,
+    said: String,
+    /// From [`LAST_WORDS`] to the end.
+    took: Duration,
+}
+
+/// This program on so many ranks, to run one ignored test.
+fn mpirun(ranks: usize, test: &str) -> Command {
+    let child = child(test);
+    let mut command = Command::new("mpirun");
+    command.args(["-n", &ranks.to_string()]);
+    command.arg(child.get_program()).args(child.get_args());
+    // As root, with more ranks than cores, and with threads beside each rank.
+    for (name, value) in [
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+        ("OMPI_MCA_mpi_yield_when_idle", "1"),
+        ("RUST_BACKTRACE", "0"),
+    ] {
+        command.env(name, value);
+    }
+    command
+}
+
+/// Runs a command to its end. One that does not end is killed, and the test fails.
+fn run(command: &mut Command, limit: Duration) -> Ended {
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut started = command.spawn().expect("mpirun; is Open MPI installed?");
+    let mut stderr = started.stderr.take().expect("a pipe");
+    let errors = std::thread::spawn(move || {
+        let mut text = vec![];
+        stderr
+            .read_to_end(&mut text)
+            .map(|_| String::from_utf8_lossy(&text).into_owned())
+    });
+    let stdout = BufReader::new(started.stdout.take().expect("a pipe"));
+    let lines = std::thread::spawn(move || {
+        let (mut text, mut left) = (String::new(), None);
+        for line in stdout.lines().map_while(std::io::Result::ok) {
+            if line.contains(LAST_WORDS) {
+                left = Some(Instant::now());
+            }
+            text += &line;
+            text += "\n";
+        }
+        (text, left)
+    });
+    let begin = Instant::now();
+    let status = loop {
+        match started.try_wait().expect("a status") {
+            Some(status) => break status,
+            None if begin.elapsed() > limit => {
+                let _ = started.kill();
+                break started.wait().expect("a status");
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let (end, hung) = (Instant::now(), begin.elapsed() > limit);
+    let (mut said, left) = lines.join().expect("the lines");
+    said += &errors.join().expect("the errors").expect("text");
+    assert!(!hung, "it did not end: {said}");
+    Ended {
+        status,
+        said,
+        took: end - left.unwrap_or(begin),
+    }
+}
+
+/// Not a measure of speed: the end of a job that would hang.
+const HANGS: Duration = Duration::from_secs(300);
+
+#[test]
+fn every_case_on_one_to_four_ranks() {
+    for ranks in 1..=4 {
+        let ended = run(
+            mpirun(ranks, "every_case").env("FP8_RANKS_SIZE", ranks.to_string()),
+            HANGS,
+        );
+        assert!(ended.status.success(), "{ranks} ranks: {}", ended.said);
+        let passed = ended.said.matches("test result: ok. 1 passed").count();
+        assert_eq!(passed, ranks, "{}", ended.said);
+    }
+}
+
+/// Data that are longer than a call of MPI may be go in several.
+#[test]
+fn every_case_in_many_messages() {
+    for ranks in [2, 3] {
+        let mut command = mpirun(ranks, "every_case");
+        command.env("FP8_RANKS_SIZE", ranks.to_string());
+        let ended = run(command.env("FP8_RANKS_LARGEST", "1000"), HANGS);
+        assert!(ended.status.success(), "{ranks} ranks: {}", ended.said);
+    }
+}
+
+#[test]
+#[ignore = "run by the tests above under mpirun"]
+fn every_case() {
+    let largest = std::env::var("FP8_RANKS_LARGEST").ok();
+    let largest = largest.map_or(usize::MAX, |text| text.parse().expect("a number"));
+    let options = WorldOptions::default().with_deadline(HANGS);
+    let world = World::join(options.with_largest_message(largest)).expect("the others");
+    let group = world.group();
+    assert_eq!(group.size().to_string(), from_parent("FP8_RANKS_SIZE"));
+    assert_eq!(
+        group.engine(),
+        if group.size() > 1 {
+            "MPI"
+        } else {
+            "one process"
+        }
+    );
+    for (name, case) in cases::CASES {
+        if group.rank() == 0 {
+            println!("{name}");
+        }
+        case(group);
+    }
+    world.finish().expect("the end");
+}
+
+/// How rank 1 of 3 leaves the others, and what must then be said: the rank, and the operation where anybody can know it.
+const DEATHS: [(&str, &[&str]); 9] = [
+    ("kill", &["rank 1 ", "signal 9"]),
+    (
+        "panic",
+        &[
+            "rank 1 of 3: after all_reduce of group \"world\"",
+            "panicked",
+            "a bug",
+        ],
+    ),
+    (
+        "panic_elsewhere",
+        &["rank 1 of 3: after all_reduce of group \"world\" thread \"loader\" panicked"],
+    ),
+    (
+        "question_mark",
+        &[
+            "rank 1 of 3: after all_reduce of group \"world\" its `World` was dropped without `finish`",
+        ],
+    ),
+    (
+        "early_return",
+        &[
+            "rank 1 of 3: after all_reduce of group \"world\" its `World` was dropped without `finish`",
+        ],
+    ),
+    ("error", &["rank 1 of 3 of group \"world\": no such file"]),
+    (
+        "stuck",
+        &["of 3: all_reduce of group \"world\": no answer within 2s"],
+    ),
+    (
+        "elsewhere",
+        &["of 3: ", "of group \"world\": no answer within 2s"],
+    ),
+    (
+        "argument",
+        &["rank 1 of 3: all_reduce of group \"world\": a tensor of U8, expected F32"],
+    ),
+];
+
+#[test]
+fn a_job_ends_soon_after_any_rank_has_left_it() {
+    for (death, expected) in DEATHS {
+        let ended = run(mpirun(3, "dying").env("FP8_RANKS_DEATH", death), HANGS);
+        println!("{death}: {:?} after {:?}", ended.status.code(), ended.took);
+        assert!(!ended.status.success(), "{death}: {}", ended.said);
+        for text in expected {
+            assert!(
+                ended.said.contains(text),
+                "{death}: no {text:?} in {}",
+                ended.said
+            );
+        }
+        // What is promised: without an end the others would wait for ever.
+        let promised = DEADLINE + Duration::from_secs(5);
+        assert!(
+            ended.took < promised,
+            "{death}: {:?}: {}",
+            ended.took,
+            ended.said
+        );
+    }
+}
+
+#[test]
+#[ignore = "run by a_job_ends_soon_after_any_rank_has_left_it under mpirun"]
+fn dying() {
+    // The end of a test is that of `main` here: it gives an error to whoever started it.
+    work(&from_parent("FP8_RANKS_DEATH")).expect("no error");
+    std::process::exit(0);
+}
+
+fn sum(group: &ProcessGroup) -> Result<()> {
+    let own = candle_core::Tensor::new(&[1f32; 100], &candle_core::Device::Cpu).expect("a tensor");
+    group.all_reduce(&own, ReduceOp::Sum)?;
+    group.all_reduce_max(&own).expect("all_reduce_max");
+    group.all_reduce(&own, ReduceOp::Max).map(drop)
+}
+
+fn work(death: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let world = World::join(
+        WorldOptions::default().with_group(GroupOptions::default().with_deadline(DEADLINE)),
+    )?;
+    let group = world.group();
+    for _ in 0..50 {
+        sum(group)?;
+    }
+    if group.rank() == 1 {
+        println!("{LAST_WORDS}");
+        match death {
+            "kill" => {
+                let own = std::process::id().to_string();
+                Command::new("kill").args(["-9", &own]).status()?;
+            }
+            "panic" => panic!("a bug"),
+            "panic_elsewhere" => {
+                let loader = std::thread::Builder::new().name("loader".to_owned());
+                let loader = loader.spawn(|| panic!("a bug"))?;
+                loader.join().expect("it ends the process");
+            }
+            "question_mark" => {
+                std::fs::read("/there is no such file")?;
+            }
+            "early_return" => return Ok(()),
+            "error" => return world.finish_with(Err("no such file".into())),
+            "stuck" => std::thread::sleep(HANGS),
+            "elsewhere" => {
+                group.broadcast_bytes(Some(b"what the others do not wait for"), 1)?;
+            }
+            "argument" => {
+                let codes = candle_core::Tensor::new(&[1u8; 100], &candle_core::Device::Cpu)?;
+                group.all_reduce(&codes, ReduceOp::Sum)?;
+            }
+            other => panic!("no death {other:?}"),
+        }
+    }
+    loop {
+        sum(group)?;
+    }
+}
+
+/// Each of these would otherwise be one of several jobs that write the same files.
+#[test]
+fn a_launcher_of_another_library_is_refused() {
+    for variable in ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"] {
+        let ended = run(child("joining").env(variable, "2"), HANGS);
+        assert!(!ended.status.success(), "{}", ended.said);
+        let text = format!(
+            "{variable}=2 says that a launcher started 2 processes, but this process is in a group of 1: \
+             start it with the mpirun of the library that it was built with, "
+        );
+        assert!(ended.said.contains(&text), "{}", ended.said);
+    }
+}
+
+#[test]
+#[ignore = "run by a_launcher_of_another_library_is_refused in a child process"]
+fn joining() {
+    if let Err(error) = World::join(WorldOptions::default()) {
+        panic!("{error}");
+    }
+}
