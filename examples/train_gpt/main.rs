@@ -35,11 +35,11 @@ mod training;
 mod vocabulary;
 mod weights;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use choice::AUTO;
 use clap::Parser;
 use data::Data;
-use end::end;
+use end::{end, one_line};
 use flags::Flags;
 use fp8::ranks::{World, WorldOptions};
 use gpt::GptConfig;
@@ -126,11 +126,10 @@ fn main() -> ExitCode {
 
 fn job(args: &Args) -> Result<()> {
     let world = World::join(WorldOptions::default())?;
-    example(
-        args,
-        &Ranks::new(world.group(), args.parallel, args.gradients)?,
-    )?;
-    Ok(world.finish()?)
+    let ranks = Ranks::new(world.group(), args.parallel, args.gradients);
+    let done = ranks.and_then(|ranks| example(args, &ranks));
+    // A rank that fails says so itself, before the others end too.
+    world.finish_with(done.map_err(|error| anyhow!(one_line(&error))))
 }
 
 fn example(args: &Args, ranks: &Ranks) -> Result<()> {

@@ -4,6 +4,7 @@ mod data_parallel;
 #[path = "../../examples/gpt/mod.rs"]
 #[allow(dead_code, reason = "the examples generate as well")]
 mod gpt;
+mod parallel_dense;
 #[path = "../../examples/shared/parameters.rs"]
 #[allow(dead_code, reason = "scaled parameters are not trained here")]
 mod parameters;

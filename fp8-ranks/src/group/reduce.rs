@@ -27,7 +27,7 @@ impl ProcessGroup {
     /// Elementwise sum or maximum over the ranks, on all of them.
     ///
     /// # Errors
-    /// [`Error::Collective`]: a dtype without this operation ([`ReduceOp`]), ranks whose tensors differ in size or dtype, and
+    /// [`Error::Collective`](crate::Error::Collective): a dtype without this operation ([`ReduceOp`]), ranks whose tensors differ in size or dtype, and
     /// whatever [`Started::wait`] says. So have all operations below.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
         self.start_all_reduce(tensor, op)?.wait()
