@@ -143,6 +143,53 @@ pub enum Error {
         /// What is wrong with them.
         problem: &'static str,
     },
+    /// A parameter in parts has another shape.
+    #[error("parameter `{name}`: got shape {got:?}, expected {expected:?}")]
+    ParameterShape {
+        /// The parameter.
+        name: String,
+        /// Its shape, or that of this rank's range.
+        expected: Vec<usize>,
+        /// What was given.
+        got: Vec<usize>,
+    },
+    /// There is no parameter of this name.
+    #[error("there is no parameter `{name}` in the map of sharded parameters")]
+    NoParameter {
+        /// What was asked for.
+        name: String,
+    },
+    /// Parameters in parts are f32, on the device of their map.
+    #[error(
+        "parameter `{name}`: sharded parameters are F32 on the device of their map, but {dtype:?} or another device was asked for; \
+         cast inputs of the model instead of the `VarBuilder`"
+    )]
+    ParameterKind {
+        /// The parameter.
+        name: String,
+        /// What was asked for.
+        dtype: DType,
+    },
+    /// No layer gathers these parameters.
+    #[error(
+        "no layer gathers the sharded parameters {names:?}: their layers do not know parameters in parts and would compute NaN"
+    )]
+    Unclaimed {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// The ranks have built different models.
+    #[error(
+        "rank {rank}: the ranks have different sharded parameters: here {here:?}, on rank 0 {there:?}; build the same model on all ranks"
+    )]
+    OtherParameters {
+        /// This rank.
+        rank: usize,
+        /// A parameter with shape and number of layers that rank 0 has not.
+        here: Option<String>,
+        /// One that only rank 0 has.
+        there: Option<String>,
+    },
     /// A mesh has no axis of this name, or it was asked for twice.
     #[error(
         "no axes {asked:?} in a mesh with axes {axes:?}: each must be one of them and be named once"

@@ -3,6 +3,7 @@
 //! - [`ProcessGroup`]: the operations. Sums are in the order of ranks, so results depend neither on the engine nor on how data is
 //!   cut into calls.
 //! - [`World`]: the processes that `mpirun` has started (feature `mpi`), or one process; how they begin and end.
+//! - [`ShardedVarMap`]: parameters of which each rank holds a part.
 //! - [`DeviceMesh`]: ranks in a grid with named axes.
 //! - [`threads`]: ranks as threads of one process, for tests.
 
@@ -16,6 +17,7 @@ mod launcher;
 mod mesh;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod sharded;
 mod single;
 mod sum;
 pub mod threads;
@@ -28,6 +30,7 @@ pub use failure::EXIT_CODE;
 pub use group::{GroupOptions, ProcessGroup, Started};
 pub use launcher::Announced;
 pub use mesh::DeviceMesh;
+pub use sharded::{BLOCK, Layout, ShardedVar, ShardedVarMap};
 pub use single::Single;
 pub use sum::{ReduceOp, SumOrder};
 pub use traffic::{Sent, Traffic};

@@ -6,7 +6,7 @@
 //! argument, and leaves the others in a box, from which the bundles return them.
 
 use super::collect::{offer, tell};
-use crate::base::data::storage::{check_len, owned_storage, tensor_of};
+use crate::base::data::storage::{check_len, owned_storage, take_storage, tensor_of};
 use crate::base::error::{Result, internal};
 use crate::base::sync::lock;
 use candle_core::{
@@ -98,6 +98,38 @@ pub(crate) fn attach<const N: usize>(
             Err(_) => internal!("{name}: {} arguments of {N}", args.len()),
         },
     )
+}
+
+/// `result`, which was computed outside any graph, as a node of candle's graph that depends on `argument`. `backward` computes the
+/// gradient of the argument, in its shape and dtype, from that of the result; it may communicate, and with
+/// [`backward`](crate::wide::backward) its errors arrive whole.
+///
+/// # Errors
+/// If candle refuses the node.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Var};
+/// let half = Var::new(&[1f32, 2.], &Device::Cpu)?;
+/// let whole = candle_core::Tensor::cat(&[half.as_detached_tensor(), half.as_detached_tensor()], 0)?;
+/// let whole = fp8_candle::wide::node("twice", &half, whole, |grad| {
+///     Ok((grad.narrow(0, 0, 2)? + grad.narrow(0, 2, 2)?)?)
+/// })?;
+/// let grads = whole.sum_all()?.backward()?;
+/// assert_eq!(grads.get(&half).unwrap().to_vec1::<f32>()?, [2., 2.]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn node(
+    name: &'static str,
+    argument: &Tensor,
+    result: Tensor,
+    backward: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let shape = result.shape().clone();
+    let result = Ready::new(take_storage(result)?, shape)?;
+    attach(name, [argument], result, move |_, _, grad| {
+        Ok([Some(backward(grad)?)])
+    })
 }
 
 /// [`attach`] with any number of arguments.

@@ -7,6 +7,7 @@ mod attach;
 mod collect;
 pub mod wide;
 
+pub use attach::node;
 pub(crate) use attach::{Ready, attach, attach_all};
 pub(crate) use collect::is_open;
 pub use collect::{GradientListener, backward, backward_with};

@@ -35,7 +35,8 @@ mod shape;
 pub(crate) mod sweep;
 pub(crate) mod value;
 
-pub use crate::graph::{GradientListener, backward, backward_with};
+pub use crate::graph::{GradientListener, backward, backward_with, node};
+pub(crate) use recompute::is_second_run;
 pub use recompute::recompute;
 
 use crate::base::error::Result;

@@ -2,6 +2,7 @@
 //!
 //! [`gradients`] decides for linear layers and convolutions alike; [`BackwardProducts`] is what the two do differently.
 
+use super::fetch::{codes_again, values_again};
 use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
@@ -11,9 +12,11 @@ use crate::cast::tensor::{Fp8Tensor, multiply};
 use crate::device::{GemmOutput, backend};
 use crate::graph::Ready;
 use crate::graph::wide::value::Value;
+use super::source::WeightSource;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 /// The operands of a backward product.
 pub(crate) enum Operands<C> {
@@ -168,6 +171,7 @@ pub(crate) enum HeldWeight {
     HighPrecision(Tensor),
     Codes(Fp8Tensor),
     Packed(PackedWeight),
+    Fetched(Arc<dyn WeightSource>),
 }
 
 impl HeldWeight {
@@ -176,6 +180,7 @@ impl HeldWeight {
             LinearWeight::HighPrecision(weight, _) => Self::HighPrecision(weight.detach()),
             LinearWeight::Fp8(codes) => Self::Codes(codes.clone()),
             LinearWeight::Packed(packed) => Self::Packed(packed.clone()),
+            LinearWeight::Fetched(source) => Self::Fetched(source.clone()),
         }
     }
 }
@@ -199,7 +204,12 @@ pub(crate) struct LinearBackward<'a> {
 impl LinearBackward<'_> {
     /// The gradients of x `[M, K]`, weight and bias that are `wanted`.
     pub(crate) fn gradients(&self, wanted: [bool; 3]) -> Result<[Option<Tensor>; 3]> {
-        gradients(self, self.plan, self.saved, wanted)
+        let [input, weight, bias] = gradients(self, self.plan, self.saved, wanted)?;
+        let weight = match self.weight {
+            HeldWeight::Fetched(source) => weight.map(|whole| source.gradient(whole)).transpose()?,
+            _ => weight,
+        };
+        Ok([input, weight, bias])
     }
 
     fn weight_matrix(&self) -> Result<&Tensor> {
@@ -253,7 +263,7 @@ impl BackwardProducts for LinearBackward<'_> {
     type Cast = Fp8Tensor;
 
     fn is_frozen(&self) -> bool {
-        !matches!(self.weight, HeldWeight::HighPrecision(_))
+        matches!(self.weight, HeldWeight::Codes(_) | HeldWeight::Packed(_))
     }
 
     fn cast_input(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
@@ -261,6 +271,9 @@ impl BackwardProducts for LinearBackward<'_> {
     }
 
     fn cast_weight(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
+        if let HeldWeight::Fetched(source) = self.weight {
+            return codes_again(&**source, quantizer, self.plan, self.saved);
+        }
         let weight = self.weight_matrix()?;
         let codes = quantizer.quantize(weight, Rows)?.tensor;
         self.saved.check(weight, &self.plan.path)?;
@@ -315,6 +328,9 @@ impl BackwardProducts for LinearBackward<'_> {
                     HeldWeight::HighPrecision(weight) => weight.to_dtype(go.dtype())?,
                     HeldWeight::Codes(w8) => w8.dequantize(go.dtype())?,
                     HeldWeight::Packed(w8) => w8.dequantize(go.dtype())?,
+                    HeldWeight::Fetched(source) => {
+                        values_again(&**source, self.plan, self.saved)?.to_dtype(go.dtype())?
+                    }
                 };
                 let grad = go.matmul(&values)?;
                 if let HeldWeight::HighPrecision(weight) = self.weight {
@@ -337,7 +353,10 @@ impl BackwardProducts for LinearBackward<'_> {
 
     /// `grad_output^T x`, `[N, K]`.
     fn grad_weight(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
-        let dtype = self.weight_matrix()?.dtype();
+        let dtype = match self.weight {
+            HeldWeight::Fetched(source) => source.dtype(),
+            _ => self.weight_matrix()?.dtype(),
+        };
         match operands {
             Operands::HighPrecision => {
                 let go = self.grad_matrix()?;

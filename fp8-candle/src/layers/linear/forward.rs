@@ -1,6 +1,7 @@
 //! The forward pass, and the node of candle's graph.
 
 use super::backward::{HeldWeight, LinearBackward};
+use super::fetch::{codes_for_forward, values_for_forward};
 use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
 use crate::base::check::{check_device, check_dims, check_narrow};
 use crate::base::data::matrix_dims;
@@ -59,12 +60,14 @@ pub fn fp8_linear(
 ) -> Result<Tensor> {
     let tracks = match weight {
         LinearWeight::HighPrecision(w, _) => (x.track_op(), w.track_op()),
+        LinearWeight::Fetched(source) => (x.track_op(), source.variable().track_op()),
         _ => (x.track_op(), false),
     };
     let (storage, out_dims, saved) = compute(x, weight, bias, plan, tracks, None)?;
     let result = Ready::new(storage, out_dims)?;
     let in_graph = match weight {
         LinearWeight::HighPrecision(weight, _) => Some(weight),
+        LinearWeight::Fetched(source) => Some(source.variable()),
         LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
     };
     let args: Vec<&Tensor> = [Some(x), in_graph, bias].into_iter().flatten().collect();
@@ -125,6 +128,9 @@ pub(crate) fn compute(
                     saved.seen = rereads.then(|| Seen::of(weight)).transpose()?;
                     weight.detach().to_dtype(x.dtype())?
                 }
+                LinearWeight::Fetched(source) => {
+                    values_for_forward(&**source, x_tracks, &mut saved)?.to_dtype(x.dtype())?
+                }
                 LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
                 LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
             };
@@ -173,6 +179,13 @@ pub(crate) fn compute(
                     saved.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
                     y
                 }
+                LinearWeight::Fetched(source) => {
+                    let w8 = codes_for_forward(&**source, plan, gemm, x_tracks, &mut saved)?;
+                    if w_tracks && plan.saves_input() {
+                        saved.input = Some(x8.clone());
+                    }
+                    product(&w8)?
+                }
                 LinearWeight::Fp8(w8) => product(w8)?,
                 LinearWeight::Packed(w8) if plan.emulate => product(&w8.unpack()?)?,
                 LinearWeight::Packed(w8) => stream(w8)?,
@@ -216,6 +229,7 @@ fn check(
     const OP: &str = "fp8_linear";
     let (dims, device) = match weight {
         LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
+        LinearWeight::Fetched(source) => (source.dims(), source.device()),
         LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
         LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
     };

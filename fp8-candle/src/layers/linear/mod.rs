@@ -12,8 +12,10 @@
 //! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
 
 mod backward;
+mod fetch;
 mod forward;
 mod plan;
+mod source;
 mod wide;
 
 pub(crate) use backward::{BackwardProducts, HeldWeight, LinearBackward, Operands, gradients};
@@ -21,4 +23,5 @@ pub use forward::fp8_linear;
 pub(crate) use forward::{check_operands, compute, quantize_weight};
 pub(crate) use plan::SavedCasts;
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
+pub use source::WeightSource;
 pub use wide::WideLinear;

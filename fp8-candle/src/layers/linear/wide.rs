@@ -125,6 +125,7 @@ impl WideNode {
         };
         let held = match weight {
             LinearWeight::HighPrecision(weight, _) => Some(weight),
+            LinearWeight::Fetched(source) => Some(source.variable()),
             _ => None,
         };
         let ids = [
