@@ -138,7 +138,14 @@ impl ShardedVarMap {
     pub fn check(&self) -> Result<()> {
         let vars = self.vars();
         let text: String = (vars.iter())
-            .map(|var| format!("{}: {:?}, layers: {}\n", var.name(), var.dims(), var.claims()))
+            .map(|var| {
+                format!(
+                    "{}: {:?}, layers: {}\n",
+                    var.name(),
+                    var.dims(),
+                    var.claims()
+                )
+            })
             .collect();
         // 64 bits of FNV-1a.
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -156,7 +163,9 @@ impl ShardedVarMap {
             let first = group.broadcast_bytes(Some(text.as_bytes()), 0)?;
             let first = String::from_utf8_lossy(&first).into_owned();
             let other = |a: &str, b: &str| {
-                let found = a.lines().find(|line| !b.lines().any(|other| other == *line));
+                let found = a
+                    .lines()
+                    .find(|line| !b.lines().any(|other| other == *line));
                 found.map(str::to_string)
             };
             return Err(Error::OtherParameters {
@@ -182,7 +191,10 @@ impl ShardedVarMap {
         let group = self.group();
         let (rank, counts) = (group.rank(), layout.counts());
         let values = match rank {
-            0 => init.var(shape, DType::F32, &self.device)?.detach().flatten_all()?,
+            0 => init
+                .var(shape, DType::F32, &self.device)?
+                .detach()
+                .flatten_all()?,
             _ => Tensor::zeros(0, DType::F32, &self.device)?,
         };
         let nothing = vec![0; counts.len()];
@@ -237,7 +249,14 @@ impl SimpleBackend for ShardedVarMap {
             return Err(Error::NoParameter { name }.into());
         };
         let device = self.device.clone();
-        SimpleBackend::get(self, var.dims().into(), name, Init::Const(0.), dtype, &device)
+        SimpleBackend::get(
+            self,
+            var.dims().into(),
+            name,
+            Init::Const(0.),
+            dtype,
+            &device,
+        )
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

@@ -192,7 +192,8 @@ impl ShardedVar {
         let range = self.0.layout.range(self.group().rank());
         let own = || -> candle_core::Result<Tensor> {
             let flat = whole.detach().flatten_all()?.to_dtype(DType::F32)?;
-            flat.narrow(0, range.start, range.len())?.to_device(self.device())
+            flat.narrow(0, range.start, range.len())?
+                .to_device(self.device())
         };
         let own = own().map_err(|error| self.failed(error))?;
         self.set_shard(&own)
@@ -222,7 +223,8 @@ impl ShardedVar {
     }
 
     fn shaped(&self, flat: Tensor) -> Result<Tensor> {
-        flat.reshape(self.dims()).map_err(|error| self.failed(error))
+        flat.reshape(self.dims())
+            .map_err(|error| self.failed(error))
     }
 
     /// Adds to what the ranks compare.

@@ -12,6 +12,7 @@ use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::StateTable;
 use fp8_candle::weight_version::WeightVersion;
 use fp8_files::names::join;
+use fp8_scaled::Parameter;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -55,7 +56,8 @@ struct Owners {
 
 impl Owners {
     fn parameter(&mut self, tensor: &Tensor) {
-        let of = || WeightVersion::of(tensor);
+        // Optimizers know the variable, layers may know only its placeholder.
+        let of = || WeightVersion::of(Parameter::of(tensor).variable());
         self.parameters.entry(tensor.id()).or_insert_with(of);
     }
 

@@ -29,8 +29,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-ranks/src",
         &[
-            "error", "engine", "failure", "traffic", "sum", "single", "group", "sharded", "threads",
-            "mesh", "launcher", "mpi", "world",
+            "error", "engine", "failure", "traffic", "sum", "single", "group", "sharded",
+            "threads", "mesh", "launcher", "mpi", "world",
         ],
     ),
     (

@@ -4,6 +4,7 @@
 
 use super::fetch::{codes_again, values_again};
 use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
+use super::source::WeightSource;
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
 use crate::cast::packed::PackedWeight;
@@ -12,7 +13,6 @@ use crate::cast::tensor::{Fp8Tensor, multiply};
 use crate::device::{GemmOutput, backend};
 use crate::graph::Ready;
 use crate::graph::wide::value::Value;
-use super::source::WeightSource;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use std::cell::OnceCell;
@@ -206,7 +206,9 @@ impl LinearBackward<'_> {
     pub(crate) fn gradients(&self, wanted: [bool; 3]) -> Result<[Option<Tensor>; 3]> {
         let [input, weight, bias] = gradients(self, self.plan, self.saved, wanted)?;
         let weight = match self.weight {
-            HeldWeight::Fetched(source) => weight.map(|whole| source.gradient(whole)).transpose()?,
+            HeldWeight::Fetched(source) => {
+                weight.map(|whole| source.gradient(whole)).transpose()?
+            }
             _ => weight,
         };
         Ok([input, weight, bias])

@@ -37,9 +37,7 @@ pub(crate) fn codes_for_forward(
     x_tracks: bool,
     saved: &mut SavedCasts<Fp8Tensor>,
 ) -> Result<Fp8Tensor> {
-    saved.seen = x_tracks
-        .then(|| Seen::of(source.variable()))
-        .transpose()?;
+    saved.seen = x_tracks.then(|| Seen::of(source.variable())).transpose()?;
     let serves = (plan.grad_input.as_ref()).is_some_and(|second| gemm.b.serves(&second.b));
     let both = x_tracks && serves && is_second_run();
     let (quantized, values) = fetch(source, &gemm.b, (Contraction::Cols, both), plan)?;
@@ -58,9 +56,7 @@ pub(crate) fn values_for_forward(
     x_tracks: bool,
     saved: &mut SavedCasts<Fp8Tensor>,
 ) -> Result<Tensor> {
-    saved.seen = x_tracks
-        .then(|| Seen::of(source.variable()))
-        .transpose()?;
+    saved.seen = x_tracks.then(|| Seen::of(source.variable())).transpose()?;
     let values = source.values()?;
     if x_tracks && is_second_run() {
         saved.weight_values = Some(values.clone());
@@ -93,7 +89,11 @@ pub(crate) fn codes_again(
     let cast = recorded.as_ref().unwrap_or(cast);
     let codes = match &saved.weight_values {
         Some(values) => cast.quantize(values, Contraction::Rows)?.tensor,
-        None => fetch(source, cast, (Contraction::Rows, false), plan)?.0.tensor,
+        None => {
+            fetch(source, cast, (Contraction::Rows, false), plan)?
+                .0
+                .tensor
+        }
     };
     saved.check(source.variable(), &plan.path)?;
     Ok(codes)

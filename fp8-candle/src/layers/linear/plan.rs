@@ -1,5 +1,6 @@
 //! What one call of a linear layer computes, and with which casts.
 
+use super::source::WeightSource;
 use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
@@ -7,7 +8,6 @@ use crate::cast::replay::RecordedCast;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
-use super::source::WeightSource;
 use candle_core::Tensor;
 use std::sync::Arc;
 
