@@ -8,4 +8,6 @@ mod gpt;
 #[allow(dead_code, reason = "scaled parameters are not trained here")]
 mod parameters;
 mod scales;
+mod sharded;
+mod sharding;
 mod training;
