@@ -41,6 +41,11 @@ impl Exchange {
         }
     }
 
+    /// The parameters have changed, on all ranks.
+    pub(super) fn changed(&self) {
+        self.map.forget_amaxes();
+    }
+
     /// The sum of squares over the gradients of all ranks, from this rank's partial sums. NaN on all ranks if a cast on any has seen Inf or
     /// NaN.
     ///

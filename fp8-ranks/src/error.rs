@@ -170,6 +170,26 @@ pub enum Error {
         /// What was asked for.
         dtype: DType,
     },
+    /// A parameter of several layers was asked for as FP8 codes.
+    #[error(
+        "parameter `{name}` belongs to {layers} layers and cannot travel as FP8 codes (enable_fp8_all_gather): untie it, or leave the \
+         option off"
+    )]
+    TiedCodes {
+        /// The parameter.
+        name: String,
+        /// Layers that gather it.
+        layers: usize,
+    },
+    /// A parameter has changed since its amax was reduced.
+    #[error(
+        "parameter `{name}` has changed since precompute_float8_dynamic_scale_for_fsdp: call it after each change, or \
+         `ShardedVarMap::forget_amaxes` on all ranks"
+    )]
+    StaleAmax {
+        /// The parameter.
+        name: String,
+    },
     /// No layer gathers these parameters.
     #[error(
         "no layer gathers the sharded parameters {names:?}: their layers do not know parameters in parts and would compute NaN"

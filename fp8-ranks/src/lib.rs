@@ -30,7 +30,9 @@ pub use failure::EXIT_CODE;
 pub use group::{GroupOptions, ProcessGroup, Started};
 pub use launcher::Announced;
 pub use mesh::DeviceMesh;
-pub use sharded::{BLOCK, Layout, ShardedVar, ShardedVarMap};
+pub use sharded::{
+    BLOCK, Layout, ShardedVar, ShardedVarMap, precompute_float8_dynamic_scale_for_fsdp,
+};
 pub use single::Single;
 pub use sum::{ReduceOp, SumOrder};
 pub use traffic::{Sent, Traffic};

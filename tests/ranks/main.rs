@@ -9,5 +9,7 @@ mod gpt;
 mod parameters;
 mod scales;
 mod sharded;
+mod sharded_codes;
+mod sharded_files;
 mod sharding;
 mod training;

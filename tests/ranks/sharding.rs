@@ -16,6 +16,8 @@ pub struct Sharded {
     pub gpt: Gpt,
     pub optimizer: AdamW,
     pub recipe: Option<Recipe>,
+    /// Whether amaxes are reduced over the ranks.
+    pub in_group: bool,
 }
 
 impl Sharded {
@@ -38,6 +40,7 @@ impl Sharded {
             gpt,
             optimizer,
             recipe,
+            in_group: true,
         })
     }
 
@@ -46,7 +49,10 @@ impl Sharded {
         let rank = group.rank();
         let guard = self.recipe.clone().map(|recipe| {
             let autocast = Autocast::new(recipe).micro_batch(rank as u32);
-            fp8_autocast(autocast.reduction_group(Arc::new(group)))
+            fp8_autocast(match self.in_group {
+                true => autocast.reduction_group(Arc::new(group)),
+                false => autocast,
+            })
         });
         let guard = guard.transpose()?;
         let loss = loss_of(&self.gpt, &micro_batch(step, rank)?)?;

@@ -107,8 +107,7 @@ impl<R: Rule> Engine<R, Variable> {
         if self.shared.groups.is_none() {
             self.shared.groups = Some(groups(&self.slots, &self.groups)?);
         }
-        let all =
-            self.by_kernels(grads).into_iter().all(|own| own) && self.shared.exchange.is_none();
+        let all = self.by_kernels(grads).into_iter().all(|own| own);
         let one_group = matches!(self.shared.groups.as_deref(), Some([_]));
         if !all || !one_group || !matches!(self.counter, Counter::Device(_)) {
             return Ok(None);

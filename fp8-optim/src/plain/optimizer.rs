@@ -187,12 +187,12 @@ impl<R: Rule> Engine<R, Variable> {
     }
 
     fn apply_checked(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {
+        if self.shared.exchange.is_some() {
+            return self.apply_to_parts(grads, veto);
+        }
         #[cfg(feature = "cuda")]
         if let Some(report) = self.step_on_device(grads, &veto)? {
             return Ok(report);
-        }
-        if self.shared.exchange.is_some() {
-            return self.apply_to_parts(grads, veto);
         }
         let by_kernels = self.by_kernels(grads);
         let updated = grads.iter().flatten().count();
@@ -247,6 +247,9 @@ impl<R: Rule> Engine<R, Variable> {
             Decision::Skip(report) => return Ok(report),
         };
         self.update_each(grads, step, clip, |_| true)?;
+        if let Some(exchange) = &self.shared.exchange {
+            exchange.changed();
+        }
         #[cfg(feature = "cuda")]
         self.shared.forget_kernels();
         Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))

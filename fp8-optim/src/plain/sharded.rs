@@ -47,9 +47,8 @@ impl<R: Rule> Engine<R, Variable> {
             return Err(OptimError::ShardedMasters);
         }
         map.check()?;
-        let held = map.vars().into_iter();
-        let held = held.filter(|var| var.shard().elem_count() > 0);
-        let variables = held.map(|var| {
+        // With those of which this rank holds nothing: names and counts are the same on all ranks.
+        let variables = map.vars().into_iter().map(|var| {
             let variable = Variable::new::<R>(var.name().to_string(), var.shard().clone(), None)?;
             Ok(variable.with_whole(var.placeholder().clone()))
         });

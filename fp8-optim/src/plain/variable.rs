@@ -127,6 +127,9 @@ impl<R: Rule> Parameter<R> for Variable {
     fn update(&mut self, rule: &R, grad: &Tensor, rates: &Rates, _: &mut Shared) -> Result<()> {
         if self.var.elem_count() == 0 {
             // candle's operations return an empty tensor as it is, and a variable cannot be set to itself.
+            if rule.has_moments() && self.state.moments.is_none() {
+                self.state.moments = Some(self.zeros::<R>()?);
+            }
             return Ok(());
         }
         let begins = self.state.moments.is_none();

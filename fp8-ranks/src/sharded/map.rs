@@ -125,6 +125,14 @@ impl ShardedVarMap {
         var.set(whole)
     }
 
+    /// Forgets what [`precompute_float8_dynamic_scale_for_fsdp`](crate::precompute_float8_dynamic_scale_for_fsdp) has reduced: the values
+    /// have changed, on all ranks. Optimizers call it.
+    pub fn forget_amaxes(&self) {
+        for var in self.vars() {
+            var.amax().forget();
+        }
+    }
+
     /// A number that all ranks share as long as they have gathered and scattered the same parameters in the same order; optimizers
     /// compare it.
     pub fn trace(&self) -> u64 {

@@ -12,6 +12,7 @@ pub(super) struct Trace(AtomicU64);
 #[repr(u8)]
 pub(super) enum Did {
     Gather,
+    GatherCodes,
     Scatter,
 }
 

@@ -1,11 +1,13 @@
 //! A parameter in parts.
 
+use super::known_amax::KnownAmax;
 use super::layout::Layout;
 use super::trace::{Did, Trace};
 use crate::error::Result;
 use crate::group::ProcessGroup;
 use crate::sum::ReduceOp;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
+use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::wide::node;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,6 +40,9 @@ struct Inner {
     placeholder: Tensor,
     /// Layers that gather it.
     claims: AtomicUsize,
+    amax: KnownAmax,
+    /// Keeps count of announced changes.
+    _version: WeightVersion,
     shared: Arc<Shared>,
 }
 
@@ -50,14 +55,17 @@ impl ShardedVar {
         shard: Tensor,
         shared: &Arc<Shared>,
     ) -> candle_core::Result<Self> {
+        let shard = Var::from_tensor(&shard)?;
         let placeholder = Tensor::full(f32::NAN, (), shard.device())?.broadcast_as(dims)?;
         let inner = Arc::new(Inner {
             name: name.to_string(),
             index,
             layout,
-            shard: Var::from_tensor(&shard)?,
             placeholder,
             claims: AtomicUsize::new(0),
+            amax: KnownAmax::default(),
+            _version: WeightVersion::of(&shard),
+            shard,
             shared: shared.clone(),
         });
         let mut parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +227,18 @@ impl ShardedVar {
             set.map_err(|error| self.failed(error))?;
         }
         fp8_candle::weight_version::announce_change(shard);
+        self.0.amax.forget();
         Ok(())
+    }
+
+    /// The codes of all ranks, of which this one has `own`, flat. `scale`: bits that must be the same on all ranks.
+    pub(super) fn gather_codes(&self, own: &Tensor, scale: u32) -> Result<Tensor> {
+        self.note(Did::GatherCodes, u64::from(scale));
+        self.group().all_gather(own, self.0.layout.counts())
+    }
+
+    pub(super) fn amax(&self) -> &KnownAmax {
+        &self.0.amax
     }
 
     fn shaped(&self, flat: Tensor) -> Result<Tensor> {

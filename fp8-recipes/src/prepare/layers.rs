@@ -127,7 +127,11 @@ impl Preparer<'_> {
         if same_path {
             return Ok(Some(SkipReason::SamePath));
         }
-        non_finite(weight)
+        match Parameter::of(weight) {
+            // Each rank sees a part of it, and all must decide alike; Inf and NaN in it veto steps.
+            Parameter::Sharded(_) => Ok(None),
+            _ => non_finite(weight),
+        }
     }
 
     /// The times of the layer; None if the options do not ask for them.
