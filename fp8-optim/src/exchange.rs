@@ -4,7 +4,7 @@ use super::error::{OptimError, Result};
 use super::norm::{BLOCK, sum_of_partials};
 use super::veto::CastVeto;
 use candle_core::{Device, Tensor};
-use fp8_ranks::ShardedVarMap;
+use fp8_ranks::{ReduceOp, ShardedVarMap};
 
 /// One exchange a step: partial sums of the norm, which every rank adds in the order of one process; whether a cast has seen Inf or NaN;
 /// and what the ranks have gathered, which must be the same.
@@ -44,6 +44,16 @@ impl Exchange {
     /// The parameters have changed, on all ranks.
     pub(super) fn changed(&self) {
         self.map.forget_amaxes();
+    }
+
+    /// The largest of the ranks' numbers.
+    ///
+    /// # Errors
+    /// Those of the group.
+    pub(super) fn most(&self, own: usize) -> Result<usize> {
+        let own = Tensor::new(&[own as u32], &Device::Cpu)?;
+        let most = self.map.group().all_reduce(&own, ReduceOp::Max)?;
+        Ok(most.to_vec1::<u32>()?[0] as usize)
     }
 
     /// The sum of squares over the gradients of all ranks, from this rank's partial sums. NaN on all ranks if a cast on any has seen Inf or

@@ -200,15 +200,15 @@ pub enum Error {
     },
     /// The ranks have built different models.
     #[error(
-        "rank {rank}: the ranks have different sharded parameters: here {here:?}, on rank 0 {there:?}; build the same model on all ranks"
+        "the ranks have different sharded parameters: rank 0 has {first:?}, rank {rank} has {there:?}; build the same model on all ranks"
     )]
     OtherParameters {
-        /// This rank.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// A parameter with shape and number of layers that rank 0 has not.
-        here: Option<String>,
-        /// One that only rank 0 has.
+        /// A parameter with shape and number of layers that this rank has and rank 0 has not.
         there: Option<String>,
+        /// One that rank 0 has and this rank has not.
+        first: Option<String>,
     },
     /// A mesh has no axis of this name, or it was asked for twice.
     #[error(

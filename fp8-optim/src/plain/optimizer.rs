@@ -47,6 +47,15 @@ pub trait NamedOptimizer {
     /// # Errors
     /// A gradient that does not fit its variable, or an error of the device.
     fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport>;
+
+    /// How many gradients are not finite, from how many there are on this rank: if several ranks take a step together, all of them must
+    /// skip it together. All ranks call it.
+    ///
+    /// # Errors
+    /// Those of the ranks' group.
+    fn agreed_non_finite(&self, own: usize) -> Result<usize> {
+        Ok(own)
+    }
 }
 
 impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
@@ -58,6 +67,13 @@ impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
 
     fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport> {
         self.apply(grads)
+    }
+
+    fn agreed_non_finite(&self, own: usize) -> Result<usize> {
+        match &self.shared.exchange {
+            Some(exchange) => exchange.most(own),
+            None => Ok(own),
+        }
     }
 }
 

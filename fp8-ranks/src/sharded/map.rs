@@ -5,7 +5,6 @@ use super::trace::Trace;
 use super::var::{ShardedVar, Shared};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
-use crate::sum::ReduceOp;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
@@ -159,27 +158,29 @@ impl ShardedVarMap {
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        let (high, low) = ((hash >> 32) as u32, hash as u32);
-        // Under the maximum, a number and its complement both stay what they are only if all ranks have the same.
-        let own = [high, !high, low, !low];
         let group = self.group();
         let failed = |error: candle_core::Error| group.give_up(error);
-        let check = Tensor::new(&own, &Device::Cpu).map_err(failed)?;
-        let all = group.all_reduce(&check, ReduceOp::Max)?;
-        if all.to_vec1::<u32>().map_err(failed)? != own {
-            // All ranks have seen it.
-            let first = group.broadcast_bytes(Some(text.as_bytes()), 0)?;
-            let first = String::from_utf8_lossy(&first).into_owned();
-            let other = |a: &str, b: &str| {
+        let own = Tensor::new(&[(hash >> 32) as u32, hash as u32], &Device::Cpu);
+        let own = own.map_err(failed)?;
+        let all = group.all_gather(&own, &vec![2; group.size()])?;
+        let all = all.to_vec1::<u32>().map_err(failed)?;
+        // All ranks see the same difference.
+        if let Some(rank) = all.chunks(2).position(|one| one != &all[..2]) {
+            let text_of = |rank| -> Result<String> {
+                let text = group.broadcast_bytes(Some(text.as_bytes()), rank)?;
+                Ok(String::from_utf8_lossy(&text).into_owned())
+            };
+            let (first, other) = (text_of(0)?, text_of(rank)?);
+            let only = |a: &str, b: &str| {
                 let found = a
                     .lines()
                     .find(|line| !b.lines().any(|other| other == *line));
                 found.map(str::to_string)
             };
             return Err(Error::OtherParameters {
-                rank: group.rank(),
-                here: other(&text, &first),
-                there: other(&first, &text),
+                rank,
+                there: only(&other, &first),
+                first: only(&first, &other),
             });
         }
         let unclaimed = vars.iter().filter(|var| var.claims() == 0);
