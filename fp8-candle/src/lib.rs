@@ -31,7 +31,9 @@ pub use cast::{state, weight_version};
 pub use device::ScalePolicy;
 pub use graph::wide;
 pub use graph::wide::{Wide, WideNode};
-pub use layers::linear::{GemmPlan, LinearPlan, LinearWeight, ResultCasts, WideLinear, fp8_linear};
+pub use layers::linear::{
+    GemmPlan, LinearPlan, LinearWeight, ResultCasts, WeightSource, WideLinear, fp8_linear,
+};
 pub use layers::{InputScaling, StaticWeight, conv, linear};
 pub use ops::fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 

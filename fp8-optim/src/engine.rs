@@ -68,7 +68,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         const { assert!(R::MOMENTS.len() <= MAX_MOMENTS) }
         let scope = rule.settings().decay_scope;
         let slots = parameters.into_iter().map(|parameter| Slot {
-            decays: scope.includes(parameter.tensor().rank()),
+            decays: scope.includes(parameter.whole().rank()),
             parameter,
         });
         Self {
@@ -102,7 +102,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
     /// others decay. Replaces the choice of the configuration's decay scope.
     pub fn with_no_decay(mut self, no_decay: impl Fn(&str, &Tensor) -> bool) -> Self {
         for slot in &mut self.slots {
-            slot.decays = !no_decay(slot.parameter.name(), slot.parameter.tensor());
+            slot.decays = !no_decay(slot.parameter.name(), slot.parameter.whole());
         }
         self.shared.forget_kernels();
         self

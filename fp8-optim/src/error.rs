@@ -238,6 +238,25 @@ pub enum OptimError {
         weight: f64,
     },
 
+    /// The ranks have not gathered and scattered the same parameters in the same order, or cast them with other scales: what they have
+    /// computed is wrong.
+    #[error(
+        "rank {rank}: rank {other} has gathered other sharded parameters than rank 0, in another order, or cast them with other scales, \
+         so what both computed is wrong; use the same layers on all ranks, and give the guard their group"
+    )]
+    RanksDiverged {
+        /// This rank.
+        rank: usize,
+        /// The first rank that differs from rank 0.
+        other: usize,
+    },
+
+    /// Master weights were asked for where each rank has a part of the parameters.
+    #[error(
+        "sharded parameters are their own masters in f32: leave the optimizer's `masters` unset"
+    )]
+    ShardedMasters,
+
     /// Any other error of an optimizer of your own.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),

@@ -108,7 +108,17 @@ impl DynamicLossScaler {
         vars: impl IntoIterator<Item = &'a Var>,
         take: impl FnOnce(&GradStore) -> Result<R, E>,
     ) -> Result<LossScaledStep<R>, E> {
-        let (non_finite, veto) = self.unscale_with_veto(grads, vars)?;
+        let found = self.unscale_with_veto(grads, vars)?;
+        self.step_unless(found, grads, take)
+    }
+
+    /// Takes the step unless something was `found`: gradients that are not finite, or what casts have seen.
+    fn step_unless<R, E: From<OptimError>>(
+        &mut self,
+        (non_finite, veto): (usize, CastVeto),
+        grads: &GradStore,
+        take: impl FnOnce(&GradStore) -> Result<R, E>,
+    ) -> Result<LossScaledStep<R>, E> {
         let loss_scale = self.loss_scale();
         let (report, veto) = match non_finite {
             0 => (Some(take(grads)?), CastVeto::default()),
@@ -157,7 +167,9 @@ impl DynamicLossScaler {
     ) -> Result<LossScaledStep<StepReport>> {
         let vars = optimizer.named_vars();
         let vars = vars.iter().map(|(_, var)| var);
-        self.step_with_grads(grads, vars, |grads| optimizer.apply_gradients(grads))
+        let (own, veto) = self.unscale_with_veto(grads, vars)?;
+        let found = (optimizer.agreed_non_finite(own)?, veto);
+        self.step_unless(found, grads, |grads| optimizer.apply_gradients(grads))
     }
 
     /// The state of an optimizer together with that of this scaler, which drives it.

@@ -16,8 +16,9 @@ pub(super) fn clip_coefficient(max_grad_norm: Option<f64>, norm: f64) -> f64 {
     }
 }
 
-/// Elements per partial sum. Fixed, so that the order of additions does not depend on the number of threads.
-const BLOCK: usize = 1 << 14;
+/// Elements per partial sum. Fixed, so that the order of additions does not depend on the number of threads; the ranges of sharded
+/// parameters end at its multiples.
+pub(super) const BLOCK: usize = fp8_ranks::BLOCK;
 /// Independent running sums inside a block: element i belongs to lane i % LANES.
 const LANES: usize = 1024;
 
@@ -75,9 +76,14 @@ impl SumOfSquares {
         Ok(())
     }
 
+    /// The partial sums on the CPU.
+    pub(super) fn partials(&self) -> &[f64] {
+        &self.partials
+    }
+
     /// The sum of all; one copy to the host for all tensors of accelerators.
     pub(super) fn total(&self) -> Result<f64> {
-        let mut total = lanes(&self.partials, |partial| partial);
+        let mut total = sum_of_partials(&self.partials);
         if let Some(first) = self.on_device.first() {
             let sums = self.on_device.iter();
             let sums = sums.map(|sum| sum.to_device(first.device()));
@@ -87,6 +93,11 @@ impl SumOfSquares {
         }
         Ok(total)
     }
+}
+
+/// The sum of partial sums that are in the order of variables and blocks.
+pub(super) fn sum_of_partials(partials: &[f64]) -> f64 {
+    lanes(partials, |partial| partial)
 }
 
 /// Sum of squares as a scalar tensor on the accelerator: in f64 where the device has it, else in f32.

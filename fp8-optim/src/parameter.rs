@@ -24,8 +24,14 @@ pub trait Parameter<R: Rule>: Sized {
     /// The parameter's name.
     fn name(&self) -> &str;
 
-    /// The tensor that the rank, for weight decay, and the search for Inf and NaN are taken from.
+    /// The tensor that the search for Inf and NaN looks at.
     fn tensor(&self) -> &Tensor;
+
+    /// A tensor of the parameter's shape, by which weight decay chooses: another one if this is a range of a parameter. Its values do not
+    /// matter.
+    fn whole(&self) -> &Tensor {
+        self.tensor()
+    }
 
     /// The parameter's gradient. `own` has the addresses of all parameters: a gradient that shares memory with one is copied.
     ///

@@ -1,5 +1,6 @@
 //! What the parameters of an optimizer share.
 
+use super::exchange::Exchange;
 use super::norm::SumOfSquares;
 use super::rounding::{RoundTo, ScaledCounts};
 #[cfg(feature = "cuda")]
@@ -11,6 +12,8 @@ use fp8_candle::optim::MultiTensorAdamW;
 #[derive(Default)]
 pub struct Shared {
     pub(super) sum: SumOfSquares,
+    /// The other ranks, if each has a part of the parameters.
+    pub(super) exchange: Option<Exchange>,
     /// The rounding of scaled parameters, None for variables.
     pub(super) round: Option<RoundTo>,
     /// What happened to scaled parameters.

@@ -143,6 +143,73 @@ pub enum Error {
         /// What is wrong with them.
         problem: &'static str,
     },
+    /// A parameter in parts has another shape.
+    #[error("parameter `{name}`: got shape {got:?}, expected {expected:?}")]
+    ParameterShape {
+        /// The parameter.
+        name: String,
+        /// Its shape, or that of this rank's range.
+        expected: Vec<usize>,
+        /// What was given.
+        got: Vec<usize>,
+    },
+    /// There is no parameter of this name.
+    #[error("there is no parameter `{name}` in the map of sharded parameters")]
+    NoParameter {
+        /// What was asked for.
+        name: String,
+    },
+    /// Parameters in parts are f32, on the device of their map.
+    #[error(
+        "parameter `{name}`: sharded parameters are F32 on the device of their map, but {dtype:?} or another device was asked for; \
+         cast inputs of the model instead of the `VarBuilder`"
+    )]
+    ParameterKind {
+        /// The parameter.
+        name: String,
+        /// What was asked for.
+        dtype: DType,
+    },
+    /// A parameter of several layers was asked for as FP8 codes.
+    #[error(
+        "parameter `{name}` belongs to {layers} layers and cannot travel as FP8 codes (enable_fp8_all_gather): untie it, or leave the \
+         option off"
+    )]
+    TiedCodes {
+        /// The parameter.
+        name: String,
+        /// Layers that gather it.
+        layers: usize,
+    },
+    /// A parameter has changed since its amax was reduced.
+    #[error(
+        "parameter `{name}` has changed since precompute_float8_dynamic_scale_for_fsdp: call it after each change, or \
+         `ShardedVarMap::forget_amaxes` on all ranks"
+    )]
+    StaleAmax {
+        /// The parameter.
+        name: String,
+    },
+    /// No layer gathers these parameters.
+    #[error(
+        "no layer gathers the sharded parameters {names:?}: their layers do not know parameters in parts and would compute NaN"
+    )]
+    Unclaimed {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// The ranks have built different models.
+    #[error(
+        "the ranks have different sharded parameters: rank 0 has {first:?}, rank {rank} has {there:?}; build the same model on all ranks"
+    )]
+    OtherParameters {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// A parameter with shape and number of layers that this rank has and rank 0 has not.
+        there: Option<String>,
+        /// One that rank 0 has and this rank has not.
+        first: Option<String>,
+    },
     /// A mesh has no axis of this name, or it was asked for twice.
     #[error(
         "no axes {asked:?} in a mesh with axes {axes:?}: each must be one of them and be named once"

@@ -4,6 +4,7 @@
 //!   cut into calls.
 //! - [`World`]: the processes that `mpirun` has started (feature `mpi`), or one process; how they begin and end.
 //! - `nccl`: their GPUs (feature `nccl`; it has never run).
+//! - [`ShardedVarMap`]: parameters of which each rank holds a part.
 //! - [`DeviceMesh`]: ranks in a grid with named axes.
 //! - [`threads`]: ranks as threads of one process, for tests.
 
@@ -20,6 +21,7 @@ mod mesh;
 mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod sharded;
 mod single;
 mod sum;
 pub mod threads;
@@ -32,6 +34,9 @@ pub use failure::EXIT_CODE;
 pub use group::{GroupOptions, ProcessGroup, Started};
 pub use launcher::Announced;
 pub use mesh::DeviceMesh;
+pub use sharded::{
+    BLOCK, Layout, ShardedVar, ShardedVarMap, precompute_float8_dynamic_scale_for_fsdp,
+};
 pub use single::Single;
 pub use sum::{ReduceOp, SumOrder};
 pub use traffic::{Sent, Traffic};

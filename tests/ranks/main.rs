@@ -9,5 +9,9 @@ mod parallel_dense;
 #[allow(dead_code, reason = "scaled parameters are not trained here")]
 mod parameters;
 mod scales;
+mod sharded;
+mod sharded_codes;
+mod sharded_files;
+mod sharding;
 mod tensor_parallel;
 mod training;

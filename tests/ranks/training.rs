@@ -6,10 +6,13 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{TrainingMeta, save_training};
 use fp8::nn::ops;
-use fp8::optim::{AdamW, AdamWConfig, DataParallel, DataParallelOptions, GradAccumulator};
+use fp8::optim::{
+    AdamW, AdamWConfig, DataParallel, DataParallelOptions, DecayScope, GradAccumulator,
+};
 use fp8::ranks::ProcessGroup;
 use fp8::{Autocast, PrepareOptions, Recipe, end_step, fp8_autocast, prepare_fp8};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 pub fn config() -> GptConfig {
@@ -26,6 +29,29 @@ pub fn config() -> GptConfig {
 
 /// Tensors of a training checkpoint, as bytes.
 pub type State = BTreeMap<String, Vec<u8>>;
+/// The optimizer. With this norm, some steps are clipped and others are not.
+pub fn adamw() -> AdamWConfig {
+    AdamWConfig {
+        lr: 3e-3,
+        max_grad_norm: Some(1.),
+        decay_scope: DecayScope::Matrices,
+        ..AdamWConfig::default()
+    }
+}
+
+pub fn loss_of(gpt: &Gpt, tokens: &(Tensor, Tensor)) -> anyhow::Result<Tensor> {
+    Ok(ops::cross_entropy(&gpt.forward(&tokens.0)?, &tokens.1)?)
+}
+
+/// The tensors of a file, as bits.
+pub fn tensors_of(path: &Path) -> anyhow::Result<State> {
+    let bytes = std::fs::read(path)?;
+    let file = safetensors::SafeTensors::deserialize(&bytes)?;
+    let tensors = file.tensors().into_iter();
+    Ok(tensors
+        .map(|(name, tensor)| (name, tensor.data().to_vec()))
+        .collect())
+}
 
 /// A model with its optimizer.
 pub struct Training {
@@ -45,12 +71,7 @@ impl Training {
         if recipe.is_some() {
             prepare_fp8(&gpt, &PrepareOptions::default().with_operators(true))?;
         }
-        let config = AdamWConfig {
-            lr: 3e-3,
-            max_grad_norm: Some(1.),
-            ..AdamWConfig::default()
-        };
-        let optimizer = AdamW::from_varmap(&vars, config)?;
+        let optimizer = AdamW::from_varmap(&vars, adamw())?;
         Ok(Self {
             vars,
             gpt,
@@ -60,10 +81,7 @@ impl Training {
     }
 
     fn loss(&self, tokens: &(Tensor, Tensor)) -> anyhow::Result<Tensor> {
-        Ok(ops::cross_entropy(
-            &self.gpt.forward(&tokens.0)?,
-            &tokens.1,
-        )?)
+        loss_of(&self.gpt, tokens)
     }
 
     fn autocast(&self, micro_batch: usize) -> Option<Autocast> {
@@ -126,12 +144,7 @@ impl Training {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("state.safetensors");
         save_training(&path, &self.gpt, &self.vars, &self.optimizer, &meta)?;
-        let bytes = std::fs::read(&path)?;
-        let file = safetensors::SafeTensors::deserialize(&bytes)?;
-        let tensors = file.tensors().into_iter();
-        Ok(tensors
-            .map(|(name, tensor)| (name, tensor.data().to_vec()))
-            .collect())
+        tensors_of(&path)
     }
 }
 
@@ -150,7 +163,7 @@ pub fn on_ranks(
 }
 
 /// Tokens that follow a rule, other ones for each micro-batch.
-fn micro_batch(step: usize, i: usize) -> candle_core::Result<(Tensor, Tensor)> {
+pub fn micro_batch(step: usize, i: usize) -> candle_core::Result<(Tensor, Tensor)> {
     let begin = (17 * step + 5 * i) as u32;
     let tokens = |offset: u32| {
         let at = |j: u32| (begin + j / 8 * 3 + (j % 8 + offset) * (5 + begin % 3)) % 32;

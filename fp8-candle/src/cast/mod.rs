@@ -2,6 +2,7 @@
 
 pub(crate) mod computed;
 pub(crate) mod packed;
+mod part;
 pub(crate) mod quantizer;
 pub(crate) mod replay;
 pub(crate) mod scaled_mm;

@@ -4,6 +4,7 @@ mod composed;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod optimizer;
+mod sharded;
 mod variable;
 
 pub use optimizer::NamedOptimizer;

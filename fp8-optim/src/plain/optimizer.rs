@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use fp8_candle::profile;
 
@@ -13,6 +13,7 @@ use super::super::engine::{Decision, Engine};
 use super::super::error::{OptimError, Result};
 use super::super::gradients::vars_of;
 use super::super::masters::Keeping;
+use super::super::parameter::Parameter;
 use super::super::report::StepReport;
 use super::super::rule::{Rule, checked_settings};
 use super::super::shared::Shared;
@@ -46,6 +47,15 @@ pub trait NamedOptimizer {
     /// # Errors
     /// A gradient that does not fit its variable, or an error of the device.
     fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport>;
+
+    /// How many gradients are not finite, from how many there are on this rank: if several ranks take a step together, all of them must
+    /// skip it together. All ranks call it.
+    ///
+    /// # Errors
+    /// Those of the ranks' group.
+    fn agreed_non_finite(&self, own: usize) -> Result<usize> {
+        Ok(own)
+    }
 }
 
 impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
@@ -57,6 +67,13 @@ impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
 
     fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport> {
         self.apply(grads)
+    }
+
+    fn agreed_non_finite(&self, own: usize) -> Result<usize> {
+        match &self.shared.exchange {
+            Some(exchange) => exchange.most(own),
+            None => Ok(own),
+        }
     }
 }
 
@@ -141,7 +158,9 @@ impl<R: Rule> Engine<R, Variable> {
             (variable.keeping, variable.state.master) = (keeping, copy);
         }
         for slot in &mut self.slots {
-            slot.decays = settings.decay_scope.includes(slot.parameter.var.rank());
+            slot.decays = settings
+                .decay_scope
+                .includes(Parameter::<R>::whole(&slot.parameter).rank());
         }
         self.put_config(config);
         Ok(())
@@ -184,6 +203,9 @@ impl<R: Rule> Engine<R, Variable> {
     }
 
     fn apply_checked(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {
+        if self.shared.exchange.is_some() {
+            return self.apply_to_parts(grads, veto);
+        }
         #[cfg(feature = "cuda")]
         if let Some(report) = self.step_on_device(grads, &veto)? {
             return Ok(report);
@@ -217,6 +239,35 @@ impl<R: Rule> Engine<R, Variable> {
                 self.shared.forget_kernels();
             }
         }
+        Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
+    }
+
+    /// [`Engine::apply_checked`] where each rank has parts of the parameters: the ranks take the step together.
+    fn apply_to_parts(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {
+        let updated = grads.iter().flatten().count();
+        self.shared.sum.clear();
+        for (slot, grad) in self.slots.iter().zip(grads) {
+            let len = slot.parameter.var.elem_count();
+            // The blocks of an accelerator's sums are not known here.
+            let grad = grad.as_ref().map(|grad| grad.to_device(&Device::Cpu));
+            self.shared.sum.add(len, grad.transpose()?.as_ref())?;
+        }
+        let squares = match &self.shared.exchange {
+            Some(exchange) => exchange.sum_of_squares(self.shared.sum.partials(), &veto)?,
+            None => self.shared.sum.total()?,
+        };
+        self.shared.sum.clear();
+        let grad_norm = squares.sqrt();
+        let (step, clip) = match self.decide(grad_norm, updated, veto)? {
+            Decision::Take { step, clip } => (step, clip),
+            Decision::Skip(report) => return Ok(report),
+        };
+        self.update_each(grads, step, clip, |_| true)?;
+        if let Some(exchange) = &self.shared.exchange {
+            exchange.changed();
+        }
+        #[cfg(feature = "cuda")]
+        self.shared.forget_kernels();
         Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
     }
 

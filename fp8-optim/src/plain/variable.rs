@@ -27,6 +27,8 @@ pub struct Variable {
     in_place: bool,
     /// Tells layers that keep FP8 copies of the variable when it changes.
     pub(super) version: WeightVersion,
+    /// A tensor of the shape of the whole parameter, if the variable is a range of it.
+    whole: Option<Tensor>,
 }
 
 /// Tensors of the variable's shape, on its device, whose memory belongs to the optimizer.
@@ -37,7 +39,7 @@ pub struct State {
 }
 
 impl Variable {
-    pub(super) fn new<R: Rule>(
+    pub(crate) fn new<R: Rule>(
         name: String,
         var: Var,
         masters: Option<MasterDType>,
@@ -54,11 +56,18 @@ impl Variable {
             },
             name,
             var,
+            whole: None,
         };
         if R::MOMENT_COUNT.is_none() {
             variable.state.moments = Some(variable.zeros::<R>()?);
         }
         Ok(variable)
+    }
+
+    /// The same variable as a range of a parameter of the shape of `whole`.
+    pub(crate) fn with_whole(self, whole: Tensor) -> Self {
+        let whole = Some(whole);
+        Self { whole, ..self }
     }
 
     /// Moments of zeros.
@@ -100,6 +109,10 @@ impl<R: Rule> Parameter<R> for Variable {
         &self.var
     }
 
+    fn whole(&self) -> &Tensor {
+        self.whole.as_ref().unwrap_or(&self.var)
+    }
+
     /// A gradient has the variable's dtype, or f32 for a bf16 or f16 variable.
     fn gradient(&self, grads: &GradStore, own: &HashSet<usize>) -> error::Result<Option<Tensor>> {
         let Some(grad) = grads.get(&self.var) else {
@@ -114,6 +127,9 @@ impl<R: Rule> Parameter<R> for Variable {
     fn update(&mut self, rule: &R, grad: &Tensor, rates: &Rates, _: &mut Shared) -> Result<()> {
         if self.var.elem_count() == 0 {
             // candle's operations return an empty tensor as it is, and a variable cannot be set to itself.
+            if rule.has_moments() && self.state.moments.is_none() {
+                self.state.moments = Some(self.zeros::<R>()?);
+            }
             return Ok(());
         }
         let begins = self.state.moments.is_none();

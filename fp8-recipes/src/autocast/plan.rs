@@ -28,7 +28,8 @@ pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPl
         .with_results(results)
         .with_grad_output_in_high_precision(state.is_output_fused())
         .with_bias_from_cast(casts_gradients)
-        .with_emulate(config.emulate))
+        .with_emulate(config.emulate)
+        .with_fetches_codes(config.enable_fp8_all_gather))
 }
 
 /// The casts of a tensor and of its gradient; None keeps either in high precision.

@@ -66,6 +66,7 @@ mod prepared;
 mod ranks;
 mod resume;
 mod save;
+mod sharded;
 mod state;
 
 pub use fp8::{Fp8Rows, fp8_state};
@@ -75,4 +76,5 @@ pub use prepared::{cast_counts, quantized_tensors};
 pub use ranks::gather_state;
 pub use resume::{resume_training, resume_training_with};
 pub use save::save_training;
+pub use sharded::{resume_sharded, save_gathered, save_sharded};
 pub use state::{load_fp8_state, save_fp8_state};

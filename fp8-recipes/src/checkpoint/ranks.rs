@@ -67,7 +67,7 @@ pub fn gather_state<M: Fp8Module + ?Sized>(model: &M, group: &ProcessGroup) -> R
 }
 
 /// The values of all ranks.
-fn gathered<T: serde::Serialize + serde::de::DeserializeOwned>(
+pub(super) fn gathered<T: serde::Serialize + serde::de::DeserializeOwned>(
     own: &T,
     group: &ProcessGroup,
 ) -> Result<Vec<T>> {

@@ -185,7 +185,7 @@ pub(super) fn announce(layers: &[PreparedLayer], announces_changes: bool) {
 }
 
 /// The optimizer's state without its tensors.
-fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
+pub(super) fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
     let Some(meta) = entry::<OptimizerMeta>(file, OPTIMIZER_KEY, "the optimizer")? else {
         // A file from before optimizers of other libraries could be saved.
         return Ok(OptimizerState::new(AdamWConfig::KIND));

@@ -2,13 +2,13 @@
 
 use super::fp8;
 use super::meta::{KEY, OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, ROWS_KEY, TrainingMeta, json};
-use super::prepared::settled_layers;
+use super::prepared::{PreparedLayer, settled_layers};
 use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::optim::ResumableOptimizer;
+use crate::optim::{OptimizerState, ResumableOptimizer};
 use candle_core::Tensor;
 use candle_nn::VarMap;
 use std::collections::{BTreeMap, HashMap};
@@ -38,10 +38,26 @@ pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
         "call scaled::save_training",
     )?;
     let layers = settled_layers(model)?;
-    let path = path.as_ref();
-    let mut tensors: BTreeMap<String, Tensor> = variables(vars);
-    let (state, rows) = fp8::save(&layers)?;
     let optimizer = optimizer.optimizer_state()?;
+    write(
+        path.as_ref(),
+        variables(vars),
+        Some(&layers),
+        &optimizer,
+        meta,
+    )
+}
+
+/// Writes a training checkpoint of variables, the optimizer, and the FP8 state of `layers`, if it is to be in this file.
+pub(super) fn write(
+    path: &Path,
+    mut tensors: BTreeMap<String, Tensor>,
+    layers: Option<&[PreparedLayer]>,
+    optimizer: &OptimizerState,
+    meta: &TrainingMeta,
+) -> Result<()> {
+    let saved = layers.map(fp8::save).transpose()?;
+    let (state, rows) = saved.unwrap_or_default();
     let optimizer_meta = OptimizerMeta {
         kind: optimizer.kind().to_string(),
         hyperparameters: optimizer.hyperparameters_json().clone(),

@@ -72,13 +72,6 @@ pub enum ConfigError {
         cols: usize,
     },
 
-    /// `enable_fp8_all_gather` is set, but ranks that share weights do not exist yet.
-    #[error(
-        "enable_fp8_all_gather (torchao's enable_fsdp_float8_all_gather) is not supported: there are no ranks yet among which weights \
-         could be gathered; leave it false"
-    )]
-    AllGather,
-
     /// One operand of a GEMM is in FP8 and the other in high precision.
     #[error("GEMM {gemm}: the cast of {disabled} is disabled and that of {enabled} is not")]
     HalfDisabled {

@@ -75,8 +75,11 @@ pub struct Fp8LinearConfig {
     pub pad_inner_dim: bool,
     /// Dequantizes and multiplies in f32 instead of multiplying FP8: a reference for tests.
     pub emulate: bool,
-    /// torchao's `enable_fsdp_float8_all_gather`, which lets ranks exchange the weight in FP8. Such ranks do not exist yet:
-    /// [`Fp8LinearConfig::resolve`] rejects true.
+    /// torchao's `enable_fsdp_float8_all_gather`: weights of which each rank holds a part
+    /// ([`ShardedVarMap`](fp8_ranks::ShardedVarMap)) travel as FP8 codes, a quarter of the bytes, where the weight has one scale
+    /// (tensorwise: dynamic, current, delayed, static, unscaled). Other weights travel in f32, with a warning. In a training guard a
+    /// layer whose weight is whole is an error. Call
+    /// [`precompute_float8_dynamic_scale_for_fsdp`](fp8_ranks::precompute_float8_dynamic_scale_for_fsdp) after each step.
     pub enable_fp8_all_gather: bool,
     /// Accepted with a warning for compatibility with torchao: the weight is cast once per change.
     pub force_recompute_fp8_weight_in_bwd: bool,

@@ -31,9 +31,6 @@ impl Fp8LinearConfig {
     /// # Errors
     /// A [`ConfigError`] that names the value at fault.
     pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
-        if self.enable_fp8_all_gather {
-            return Err(ConfigError::AllGather);
-        }
         if self.force_recompute_fp8_weight_in_bwd {
             warn_of_recomputed_weights();
         }
@@ -72,6 +69,7 @@ impl Fp8LinearConfig {
             amax_epsilon: self.amax_epsilon,
             round_scales_to_power_of_two: self.round_scales_to_power_of_two,
             emulate: self.emulate,
+            enable_fp8_all_gather: self.enable_fp8_all_gather,
             output: with_default(&self.output, Format::E4M3, pair),
             grad_input: with_default(&self.grad_input, Format::E5M2, pair),
             grad_weight: with_default(&self.grad_weight, Format::E5M2, pair),

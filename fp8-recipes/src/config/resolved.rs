@@ -53,6 +53,8 @@ pub struct ResolvedConfig {
     pub round_scales_to_power_of_two: bool,
     /// Whether FP8 GEMMs are emulated in f32.
     pub emulate: bool,
+    /// Whether weights in parts on several ranks travel as FP8 codes.
+    pub enable_fp8_all_gather: bool,
     /// The seed of stochastic rounding.
     pub seed: u64,
     /// Whether each cast rounds to f16 first.

@@ -64,6 +64,15 @@ pub enum LayerError {
         /// Values that fit.
         expected: String,
     },
+    /// The recipe lets ranks exchange weights as FP8 codes, but this weight is whole.
+    #[error(
+        "layer `{path}`: enable_fp8_all_gather (torchao's enable_fsdp_float8_all_gather) is on, but its weight does not lie in parts on \
+         several ranks; build the model on a `ShardedVarMap`, or leave the option off"
+    )]
+    NotSharded {
+        /// Path of the layer.
+        path: String,
+    },
     /// A layer has no state for a tensor that the recipe casts.
     #[error("layer `{path}` keeps no state for its {role}")]
     NoRole {

@@ -87,6 +87,17 @@ pub enum Error {
         /// What to call in its place.
         instead: &'static str,
     },
+    /// A model whose parameters lie in parts on several ranks was given to a function for whole parameters.
+    #[error(
+        "`{tensor}` lies in parts on several ranks, which {function} cannot take: save with `checkpoint::save_sharded`, or with \
+         `checkpoint::save_gathered` for whole parameters, and resume with `checkpoint::resume_sharded`"
+    )]
+    ShardedParameter {
+        /// Name of the parameter.
+        tensor: String,
+        /// The function.
+        function: &'static str,
+    },
 }
 
 impl From<DenseError> for Error {

@@ -3,11 +3,12 @@
 use super::StaticWeight;
 use crate::autocast::Fp8State;
 use crate::autocast::{Context, LayerStep, Mode, linear_plan};
-use crate::error::Result;
+use crate::error::{LayerError, Result};
 use crate::module::Fp8Layer;
 use candle_core::Tensor;
 use fp8_candle::{LinearPlan, Role, device, fingerprint};
 use fp8_core::ScaleGrid;
+use fp8_ranks::ShardedVar;
 use std::sync::Arc;
 
 /// How a layer computes in one call.
@@ -52,6 +53,11 @@ impl<'a> Call<'a> {
             return Ok(Self::Calibrate(state, step.into()));
         }
         let plan = linear_plan(&state, &step)?;
+        let whole = || ShardedVar::of(layer.held_weight()).is_none();
+        if plan.fetches_codes && step.settings.training && whole() {
+            let path = state.path().to_string();
+            return Err(LayerError::NotSharded { path }.into());
+        }
         Ok(Self::Fp8(state, plan.into()))
     }
 }

@@ -35,7 +35,7 @@ impl Embedding {
     /// `embeddings`: `[vocabulary, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
         Self {
-            table: Parameter::of(&embeddings),
+            table: Parameter::gathered(&embeddings),
             hidden_size,
             path: None,
             state: SharedState::default(),

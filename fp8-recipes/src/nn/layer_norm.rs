@@ -8,7 +8,7 @@ use crate::array::{Array, InNode, Layer};
 use crate::autocast::{Fp8State, OperatorCasts};
 use crate::module::{Fp8Operator, LayerKind, show};
 use crate::{Fp8Module, Visitor};
-use candle_core::{Device, Module, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_candle::{Wide, ops};
 use fp8_scaled::{Parameter, Scaled};
@@ -60,8 +60,8 @@ impl LayerNorm {
 
     fn of(weight: Tensor, bias: Option<Tensor>, remove_mean: bool, eps: f64) -> Self {
         Self {
-            weight: Parameter::of(&weight),
-            bias: bias.as_ref().map(Parameter::of),
+            weight: Parameter::gathered(&weight),
+            bias: bias.as_ref().map(Parameter::gathered),
             remove_mean,
             eps,
             path: None,
@@ -152,7 +152,10 @@ impl LayerNorm {
     }
 
     fn in_node(&self, x: &InNode) -> crate::Result<InNode> {
-        let (weight, bias) = (self.weight(), self.bias());
+        // Plain, or in parts, which are f32: a node takes no scaled parameters.
+        let weight = &self.weight.value(DType::F32)?;
+        let bias = value_of(self.bias.as_ref(), DType::F32)?;
+        let bias = bias.as_ref();
         x.operation(|node, x| {
             let differs = |parameter: &Tensor| parameter.dtype() != x.dtype();
             let plain = !differs(weight) && !bias.is_some_and(differs);

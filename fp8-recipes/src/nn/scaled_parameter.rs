@@ -43,29 +43,34 @@ pub(super) fn value_of(parameter: Option<&Parameter>, dtype: DType) -> Result<Op
         .transpose()?)
 }
 
-/// Fails if `model` shows a scaled parameter: for functions that save or load variables only.
+/// Fails if `model` shows a scaled parameter or one in parts: for functions that save or load variables only.
 pub(crate) fn refuse_scaled_model<M: Fp8Module + ?Sized>(
     model: &M,
     function: &'static str,
     instead: &'static str,
 ) -> Result<()> {
-    struct First(Option<ScaledVar>);
+    struct First(Option<Parameter>);
     impl Visitor for First {
         fn tensor(&mut self, _: Option<&str>, tensor: &Tensor) {
             if self.0.is_none() {
-                self.0 = ScaledVar::of(tensor);
+                let parameter = Parameter::of(tensor);
+                self.0 = (!matches!(parameter, Parameter::Plain(_))).then_some(parameter);
             }
         }
     }
     let mut first = First(None);
     model.visit(&mut first);
     match first.0 {
-        None => Ok(()),
-        Some(var) => Err(Error::ScaledParameter {
+        Some(Parameter::Scaled(var)) => Err(Error::ScaledParameter {
             tensor: var.name().to_string(),
             function,
             instead,
         }),
+        Some(Parameter::Sharded(var)) => Err(Error::ShardedParameter {
+            tensor: var.name().to_string(),
+            function,
+        }),
+        Some(Parameter::Plain(_)) | None => Ok(()),
     }
 }
 

@@ -12,6 +12,7 @@ use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::StateTable;
 use fp8_candle::weight_version::WeightVersion;
 use fp8_files::names::join;
+use fp8_scaled::Parameter;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -55,7 +56,8 @@ struct Owners {
 
 impl Owners {
     fn parameter(&mut self, tensor: &Tensor) {
-        let of = || WeightVersion::of(tensor);
+        // Optimizers know the variable, layers may know only its placeholder.
+        let of = || WeightVersion::of(Parameter::of(tensor).variable());
         self.parameters.entry(tensor.id()).or_insert_with(of);
     }
 
@@ -125,7 +127,11 @@ impl Preparer<'_> {
         if same_path {
             return Ok(Some(SkipReason::SamePath));
         }
-        non_finite(weight)
+        match Parameter::of(weight) {
+            // Each rank sees a part of it, and all must decide alike; Inf and NaN in it veto steps.
+            Parameter::Sharded(_) => Ok(None),
+            _ => non_finite(weight),
+        }
     }
 
     /// The times of the layer; None if the options do not ask for them.

@@ -217,11 +217,6 @@ fn errors_name_the_value() {
             "input_for_grad_weight: rowwise scaling must be dynamic, got static",
         ),
         (
-            base().with_enable_fp8_all_gather(true),
-            "enable_fp8_all_gather (torchao's enable_fsdp_float8_all_gather) is not supported: there are no ranks yet among which \
-             weights could be gathered; leave it false",
-        ),
-        (
             Fp8LinearConfig::disabled().with_weight(row.with_scaling(ScalingType::Disabled)),
             "weight: rowwise scaling must be dynamic, got disabled",
         ),

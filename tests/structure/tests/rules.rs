@@ -29,8 +29,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-ranks/src",
         &[
-            "error", "engine", "failure", "traffic", "sum", "single", "group", "graph", "threads",
-            "mesh", "launcher", "mpi", "nccl", "world",
+            "error", "engine", "failure", "traffic", "sum", "single", "group", "graph", "sharded",
+            "threads", "mesh", "launcher", "mpi", "nccl", "world",
         ],
     ),
     (

@@ -36,6 +36,7 @@ pub(crate) mod sweep;
 pub(crate) mod value;
 
 pub use crate::graph::{GradientListener, backward, backward_with, node};
+pub(crate) use recompute::is_second_run;
 pub use recompute::recompute;
 
 use crate::base::error::Result;

@@ -10,6 +10,7 @@ use crate::cast::weight_version::Seen;
 use crate::graph::{self, Ready, attach, attach_all};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
+use std::cell::Cell;
 
 /// Runs `first` on `inputs` as one node of the graph. The node keeps the inputs, the variables that the function uses, and
 /// `again`, with which the backward pass rebuilds the graph. Both must give the same bits; `first` may record what `again`
@@ -131,7 +132,7 @@ impl Again {
             }
         }
         let copies = copies(&self.inputs)?;
-        let y = (self.run)(&copies)?;
+        let y = in_second_run(|| (self.run)(&copies))?;
         if y.dims() != self.dims {
             return Err(Error::RecomputedShape {
                 first: self.dims.clone(),
@@ -166,6 +167,26 @@ impl Again {
             (None, None) => Ok(()),
         }
     }
+}
+
+thread_local! {
+    static SECOND_RUN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread computes a function again whose backward pass follows at once.
+pub(crate) fn is_second_run() -> bool {
+    SECOND_RUN.get()
+}
+
+fn in_second_run<T>(run: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            SECOND_RUN.set(self.0);
+        }
+    }
+    let _before = Before(SECOND_RUN.replace(true));
+    run()
 }
 
 /// The gradients of everything that `y` was computed from, given the gradient of `y`. Collects variables' gradients past candle's store if the

@@ -2,10 +2,11 @@
 //!
 //! [`gradients`] decides for linear layers and convolutions alike; [`BackwardProducts`] is what the two do differently.
 
-use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts, kernel_gradient, kernel_matrix};
+use super::fetch::{codes_again, values_again};
+use super::held::HeldWeight;
+use super::plan::{GemmPlan, LinearPlan, SavedCasts, kernel_gradient, kernel_matrix};
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
-use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::{Quantizer, recast};
 use crate::cast::tensor::{Fp8Tensor, multiply};
 use crate::device::{GemmOutput, backend};
@@ -162,39 +163,6 @@ pub(crate) fn gradients<L: BackwardProducts>(
     Ok(gradients)
 }
 
-/// A weight that a backward pass holds, outside any graph.
-#[derive(Debug, Clone)]
-pub(crate) enum HeldWeight {
-    HighPrecision(Tensor),
-    /// With K: [`LinearWeight::Kernel`].
-    Kernel(Tensor, usize),
-    Codes(Fp8Tensor),
-    Packed(PackedWeight),
-}
-
-impl HeldWeight {
-    pub(crate) fn new(weight: LinearWeight<'_>) -> Self {
-        match weight {
-            LinearWeight::HighPrecision(weight, _) => Self::HighPrecision(weight.detach()),
-            LinearWeight::Kernel {
-                kernel,
-                in_features,
-                ..
-            } => Self::Kernel(kernel.detach(), in_features),
-            LinearWeight::Fp8(codes) => Self::Codes(codes.clone()),
-            LinearWeight::Packed(packed) => Self::Packed(packed.clone()),
-        }
-    }
-
-    /// The tensor in high precision, in its own shape.
-    fn held(&self) -> Option<&Tensor> {
-        match self {
-            Self::HighPrecision(weight) | Self::Kernel(weight, _) => Some(weight),
-            Self::Codes(_) | Self::Packed(_) => None,
-        }
-    }
-}
-
 /// The backward pass of one call of a linear layer.
 pub(crate) struct LinearBackward<'a> {
     pub(crate) plan: &'a LinearPlan,
@@ -219,6 +187,7 @@ impl LinearBackward<'_> {
             (Some(gradient), HeldWeight::Kernel(kernel, _)) => {
                 Some(kernel_gradient(&gradient, kernel)?)
             }
+            (Some(whole), HeldWeight::Fetched(source)) => Some(source.gradient(whole)?),
             (weight, _) => weight,
         };
         Ok([input, weight, bias])
@@ -285,7 +254,7 @@ impl BackwardProducts for LinearBackward<'_> {
     type Cast = Fp8Tensor;
 
     fn is_frozen(&self) -> bool {
-        self.weight.held().is_none()
+        matches!(self.weight, HeldWeight::Codes(_) | HeldWeight::Packed(_))
     }
 
     fn cast_input(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
@@ -293,6 +262,9 @@ impl BackwardProducts for LinearBackward<'_> {
     }
 
     fn cast_weight(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
+        if let HeldWeight::Fetched(source) = self.weight {
+            return codes_again(&**source, quantizer, self.plan, self.saved);
+        }
         let codes = quantizer.quantize(&self.weight_matrix()?, Rows)?.tensor;
         self.check_weight()?;
         Ok(codes)
@@ -348,6 +320,9 @@ impl BackwardProducts for LinearBackward<'_> {
                     }
                     HeldWeight::Codes(w8) => w8.dequantize(go.dtype())?,
                     HeldWeight::Packed(w8) => w8.dequantize(go.dtype())?,
+                    HeldWeight::Fetched(source) => {
+                        values_again(&**source, self.plan, self.saved)?.to_dtype(go.dtype())?
+                    }
                 };
                 let grad = go.matmul(&values)?;
                 self.check_weight()?;
@@ -368,7 +343,10 @@ impl BackwardProducts for LinearBackward<'_> {
 
     /// `grad_output^T x`, `[N, K]`.
     fn grad_weight(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
-        let dtype = self.weight_matrix()?.dtype();
+        let dtype = match self.weight {
+            HeldWeight::Fetched(source) => source.dtype(),
+            _ => self.weight_matrix()?.dtype(),
+        };
         match operands {
             Operands::HighPrecision => {
                 let go = self.grad_matrix()?;

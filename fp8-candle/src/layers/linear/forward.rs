@@ -1,6 +1,8 @@
 //! The forward pass, and the node of candle's graph.
 
-use super::backward::{HeldWeight, LinearBackward};
+use super::backward::LinearBackward;
+use super::fetch::{codes_for_forward, values_for_forward};
+use super::held::HeldWeight;
 use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts, kernel_matrix};
 use crate::base::check::{check_device, check_dims, check_narrow};
 use crate::base::data::matrix_dims;
@@ -118,7 +120,7 @@ pub(crate) fn compute(
         LinearWeight::Kernel { kernel, cache, .. } => {
             Some((kernel, kernel_matrix(kernel, &[], k)?, cache))
         }
-        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
+        LinearWeight::Fp8(_) | LinearWeight::Packed(_) | LinearWeight::Fetched(_) => None,
     };
     let storage = match &plan.output {
         None => {
@@ -126,6 +128,9 @@ pub(crate) fn compute(
                 (_, Some((held, matrix, _))) => {
                     saved.seen = rereads.then(|| Seen::of(held)).transpose()?;
                     matrix.to_dtype(x.dtype())?
+                }
+                (LinearWeight::Fetched(source), None) => {
+                    values_for_forward(&**source, x_tracks, &mut saved)?.to_dtype(x.dtype())?
                 }
                 (LinearWeight::Fp8(weight), None) => weight.dequantize(x.dtype())?,
                 (LinearWeight::Packed(weight), None) => weight.dequantize(x.dtype())?,
@@ -177,6 +182,13 @@ pub(crate) fn compute(
                     saved.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
                     y
                 }
+                (LinearWeight::Fetched(source), None) => {
+                    let w8 = codes_for_forward(&**source, plan, gemm, x_tracks, &mut saved)?;
+                    if w_tracks && plan.saves_input() {
+                        saved.input = Some(x8.clone());
+                    }
+                    product(&w8)?
+                }
                 (LinearWeight::Fp8(w8), None) => product(w8)?,
                 (LinearWeight::Packed(w8), None) if plan.emulate => product(&w8.unpack()?)?,
                 (LinearWeight::Packed(w8), None) => stream(w8)?,
@@ -222,6 +234,7 @@ fn check(
     let (dims, device) = match weight {
         LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
         LinearWeight::Kernel { kernel, .. } => (kernel.dims(), kernel.device()),
+        LinearWeight::Fetched(source) => (source.dims(), source.device()),
         LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
         LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
     };

@@ -13,14 +13,19 @@
 
 mod backward;
 mod batched;
+mod fetch;
 mod forward;
+mod held;
 mod plan;
+mod source;
 mod wide;
 
-pub(crate) use backward::{BackwardProducts, HeldWeight, LinearBackward, Operands, gradients};
+pub(crate) use backward::{BackwardProducts, LinearBackward, Operands, gradients};
 pub use batched::fp8_linear_batched;
 pub use forward::fp8_linear;
 pub(crate) use forward::{check_operands, compute, quantize_weight};
+pub(crate) use held::HeldWeight;
 pub(crate) use plan::SavedCasts;
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
+pub use source::WeightSource;
 pub use wide::WideLinear;

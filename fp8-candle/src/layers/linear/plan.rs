@@ -1,8 +1,10 @@
 //! What one call of a linear layer computes, and with which casts.
 
+use super::source::WeightSource;
 use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::replay::RecordedCast;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
@@ -61,6 +63,8 @@ pub struct LinearPlan {
     /// Sums the gradient of the bias from the cast grad_output, which needs a cast that serves both GEMMs; otherwise from
     /// grad_output in high precision.
     pub bias_from_cast: bool,
+    /// Whether a weight that is [fetched](LinearWeight::Fetched) comes as codes where its source can send them.
+    pub fetches_codes: bool,
 }
 
 /// Casts of the results of an operator, quantized and dequantized at once, for studies of formats. `None` leaves a result
@@ -114,6 +118,7 @@ impl LinearPlan {
             results: ResultCasts::default(),
             grad_output_in_high_precision: false,
             bias_from_cast: false,
+            fetches_codes: false,
         }
     }
 
@@ -182,6 +187,14 @@ impl LinearPlan {
         }
     }
 
+    /// The same plan with or without [`LinearPlan::fetches_codes`].
+    pub fn with_fetches_codes(self, on: bool) -> Self {
+        Self {
+            fetches_codes: on,
+            ..self
+        }
+    }
+
     /// The same plan with or without [`LinearPlan::bias_from_cast`].
     pub fn with_bias_from_cast(self, on: bool) -> Self {
         Self {
@@ -211,6 +224,8 @@ pub enum LinearWeight<'a> {
     Fp8(&'a Fp8Tensor),
     /// Frozen FP8 `[N, K]`, packed for its device.
     Packed(&'a PackedWeight),
+    /// `[N, K]`, fetched in the forward pass and again in the backward pass.
+    Fetched(&'a Arc<dyn WeightSource>),
 }
 
 impl<'a> LinearWeight<'a> {
@@ -219,6 +234,7 @@ impl<'a> LinearWeight<'a> {
         match *self {
             Self::HighPrecision(weight, _) => Some(weight),
             Self::Kernel { kernel, .. } => Some(kernel),
+            Self::Fetched(source) => Some(source.variable()),
             Self::Fp8(_) | Self::Packed(_) => None,
         }
     }
@@ -252,6 +268,10 @@ pub(crate) struct SavedCasts<C> {
     pub(crate) weight: Option<C>,
     /// The values of the weight, where the backward pass reads them again.
     pub(crate) seen: Option<Seen>,
+    /// Of a fetched weight: its cast in the forward pass, which the backward pass repeats.
+    pub(crate) weight_again: Option<RecordedCast>,
+    /// Of a fetched weight: its values, where the backward pass follows at once.
+    pub(crate) weight_values: Option<Tensor>,
 }
 
 impl<C> Default for SavedCasts<C> {
@@ -260,6 +280,8 @@ impl<C> Default for SavedCasts<C> {
             input: None,
             weight: None,
             seen: None,
+            weight_again: None,
+            weight_values: None,
         }
     }
 }

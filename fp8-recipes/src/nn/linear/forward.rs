@@ -8,9 +8,10 @@ use crate::error::{Error, Result};
 use crate::nn::call::{Call, calibrate, noting_failure};
 use crate::nn::scaled_parameter::{optional, scaled, value_of};
 use candle_core::{DType, Module, Tensor};
-use fp8_candle::{LinearWeight, Wide, WideLinear, WideNode, fp8_linear};
+use fp8_candle::{LinearPlan, LinearWeight, WeightSource, Wide, WideLinear, WideNode, fp8_linear};
 use fp8_files::names::join;
 use fp8_scaled::{Parameter, Scaled};
+use std::sync::Arc;
 
 impl Linear {
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
@@ -38,6 +39,9 @@ impl Linear {
 
     fn compute(&self, call: Call<'_>, x: &Tensor) -> Result<Tensor> {
         let dtype = x.dtype();
+        if let Some(source) = self.fetched_weight() {
+            return self.fetching(call, x, &source);
+        }
         let weight = match (&call, &self.weight) {
             (Call::Static(weight), _) => return Ok(weight.forward(x, self.bias())?),
             (_, Weight::Fp8(weight)) => weight.weight().dequantize(dtype)?,
@@ -54,6 +58,28 @@ impl Linear {
             Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {}
         }
         product(x, &weight, bias.as_ref())
+    }
+
+    /// The result with a weight that lies in parts on several ranks.
+    fn fetching(
+        &self,
+        call: Call<'_>,
+        x: &Tensor,
+        source: &Arc<dyn WeightSource>,
+    ) -> Result<Tensor> {
+        let bias = value_of(self.bias.as_ref(), x.dtype())?;
+        let plan = match call {
+            Call::Fp8(_, plan) => *plan,
+            Call::Calibrate(state, step) => {
+                calibrate(&state, &step, x, || self.weight())?;
+                LinearPlan::new(self.shown_path())
+            }
+            Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {
+                LinearPlan::new(self.shown_path())
+            }
+        };
+        let weight = LinearWeight::Fetched(source);
+        Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?)
     }
 
     fn check_input(&self, dims: &[usize], dtype: DType) -> Result<()> {
@@ -142,30 +168,37 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
         }
         calls.push(call);
     }
+    let sources: Vec<_> = layers.iter().map(|layer| layer.fetched_weight()).collect();
+    let biases = layers.iter();
+    let biases = biases.map(|layer| value_of(layer.bias.as_ref(), x.dtype()));
+    let biases = biases.collect::<Result<Vec<_>>>()?;
     let mut together = vec![];
-    for (layer, call) in layers.iter().zip(&calls) {
+    for (i, (layer, call)) in layers.iter().zip(&calls).enumerate() {
         if let Weight::HighPrecision(weight) = &layer.weight {
             let (cache, plan) = match call {
                 Call::Fp8(state, plan) => (Some(&state.cache), Some(&**plan)),
                 _ => (None, None),
             };
-            let weight = LinearWeight::HighPrecision(weight.tensor(), cache);
-            together.push(WideLinear::new(weight, layer.bias(), plan));
+            let weight = match &sources[i] {
+                Some(source) => LinearWeight::Fetched(source),
+                None => LinearWeight::HighPrecision(weight.tensor(), cache),
+            };
+            together.push(WideLinear::new(weight, biases[i].as_ref(), plan));
         }
     }
     let mut together = node.linear_joint(x, &together)?.into_iter();
     let mut results = vec![];
-    for (layer, call) in layers.iter().zip(&calls) {
+    for (bias, call) in biases.iter().zip(&calls) {
         let result = match call {
             Call::Static(weight) => {
                 let weight = (*weight).clone();
-                Some(frozen(node, x, layer.bias(), move |x, bias| {
+                Some(frozen(node, x, bias.as_ref(), move |x, bias| {
                     Ok(weight.forward(x, bias)?)
                 })?)
             }
             Call::Dequantized(weight) => {
                 let weight = (*weight).clone();
-                Some(frozen(node, x, layer.bias(), move |x, bias| {
+                Some(frozen(node, x, bias.as_ref(), move |x, bias| {
                     product(x, &weight.weight().dequantize(x.dtype())?, bias)
                 })?)
             }

@@ -12,7 +12,7 @@ use crate::module::Fp8Layer;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::{LayerShards, Role};
+use fp8_candle::{LayerShards, Role, WeightSource};
 use fp8_scaled::{Parameter, ScaledVar};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct Linear {
 impl Linear {
     /// `weight`: `[out_features, in_features]`; `bias`: `[out_features]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self::of(Weight::HighPrecision(Parameter::of(&weight)), bias)
+        Self::of(Weight::HighPrecision(Parameter::gathered(&weight)), bias)
     }
 
     /// [`Linear::new`] under the name that `with_tracing::Linear` gives it.
@@ -64,7 +64,7 @@ impl Linear {
     fn of(weight: Weight, bias: Option<Tensor>) -> Self {
         Self {
             weight,
-            bias: bias.as_ref().map(Parameter::of),
+            bias: bias.as_ref().map(Parameter::gathered),
             path: None,
             shards: None,
             state: SharedState::default(),
@@ -84,7 +84,8 @@ impl Linear {
     ///
     /// For a weight in high precision this is the tensor itself, which an optimizer may hold as a variable. For a layer loaded in FP8
     /// it is the dequantized value in f32, and for a scaled parameter ([`Linear::scaled_weight`]) the value in f32; both are computed
-    /// at every call. Codes and scales of a layer loaded in FP8 are in [`Linear::static_weight`].
+    /// at every call. Codes and scales of a layer loaded in FP8 are in [`Linear::static_weight`]. A weight in parts is gathered, by all
+    /// ranks at the same time.
     ///
     /// # Errors
     /// If a device fails to dequantize.
@@ -133,6 +134,14 @@ impl Linear {
         }
     }
 
+    /// The weight where it lies in parts on several ranks, else None.
+    pub(super) fn fetched_weight(&self) -> Option<Arc<dyn WeightSource>> {
+        match &self.weight {
+            Weight::HighPrecision(Parameter::Sharded(var)) => Some(Arc::new(var.clone())),
+            _ => None,
+        }
+    }
+
     /// Bytes that the weight and its scales hold.
     pub fn weight_bytes(&self) -> usize {
         Fp8Layer::weight_bytes(self)
@@ -151,12 +160,12 @@ impl Linear {
         self.path().unwrap_or("without a path")
     }
 
-    /// The same layer without gradients for its weight and bias; scaled parameters are not changed.
+    /// The same layer without gradients for its weight and bias; scaled parameters are not changed. Parameters in parts cannot be frozen:
+    /// the layer then computes NaN.
     pub(super) fn frozen(mut self) -> Self {
-        let freeze = |parameter: &mut Parameter| {
-            if let Parameter::Plain(tensor) = parameter {
-                *tensor = tensor.detach();
-            }
+        let freeze = |parameter: &mut Parameter| match parameter {
+            Parameter::Scaled(_) => {}
+            parameter => *parameter = Parameter::Plain(parameter.tensor().detach()),
         };
         self.bias.as_mut().map(freeze);
         if let Weight::HighPrecision(weight) = &mut self.weight {
