@@ -96,6 +96,7 @@ fn recipes(cast: CastConfig, gemm: GemmConfig, rule: DelayedScaling) -> Done {
         .with_delayed(rule);
     let config = Fp8LinearConfig::with_output(config, cast);
     let Fp8LinearConfig {
+        enable_fp8_all_gather,
         input,
         weight,
         output,

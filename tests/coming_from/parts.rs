@@ -23,8 +23,10 @@ use fp8::nn::{
 };
 use fp8::optim::scaled::ScaledAdamW;
 use fp8::optim::{
-    self, AdamWConfig, LossScalerConfig, MasterDType, ResumableOptimizer, SgdConfig, StepReport,
+    self, AdamW, AdamWConfig, LossScalerConfig, MasterDType, ResumableOptimizer, SgdConfig,
+    StepReport,
 };
+use fp8::ranks;
 use fp8::scaled::{
     Array, Direction, Norm, Pow2Rounding, Scaled, ScaledError, ScaledOptions, ScaledTree,
     as_scaled, scaled_scope,
@@ -335,5 +337,13 @@ fn scaled(x: &Tensor, tree: ScaledTree, dtype: DType) -> Done {
     let _ = ScaledTree::iter(&tree).count();
     let _ = (tree.map(|x| Ok(x.clone()))?, tree.astype(dtype)?);
     let _ = (a.backward()?, None::<ScaledAdamW>);
+    Ok(())
+}
+
+fn parameters_in_parts(group: &ranks::ProcessGroup) -> Done {
+    let map = ranks::ShardedVarMap::new(group, &Device::Cpu);
+    let _: Option<ranks::ShardedVar> = map.get("fc.weight");
+    let _ = AdamW::from_sharded(&map, AdamWConfig::default())?;
+    let _ = ranks::precompute_float8_dynamic_scale_for_fsdp(&map)?;
     Ok(())
 }
