@@ -143,7 +143,7 @@ impl Fp8Module for ParallelLinear {
 /// part; a new one begins like a part of [`linear`](crate::nn::linear()).
 ///
 /// ```
-/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
 /// use fp8_ranks::{DeviceMesh, threads};
 /// # use fp8_recipes as fp8;
