@@ -10,6 +10,9 @@ use fp8::{Autocast, PrepareOptions, Recipe, fp8_autocast, prepare_fp8};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The tensors of a checkpoint, as bits.
+pub type State = BTreeMap<String, Vec<u8>>;
+
 /// A model with its optimizer.
 pub struct Sharded {
     pub map: ShardedVarMap,
@@ -75,7 +78,7 @@ impl Sharded {
     }
 
     /// Weights, optimizer and FP8 state of all ranks, as bits; on rank 0.
-    pub fn state(&self) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    pub fn state(&self) -> anyhow::Result<State> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("state.safetensors");
         save_gathered(&path, &self.gpt, &self.map, &self.optimizer, &self.meta())?;
@@ -91,7 +94,7 @@ pub fn on_parts(
     group: &ProcessGroup,
     recipe: Option<Recipe>,
     steps: usize,
-) -> anyhow::Result<(Vec<f32>, BTreeMap<String, Vec<u8>>)> {
+) -> anyhow::Result<(Vec<f32>, State)> {
     let mut training = Sharded::new(group, recipe)?;
     let losses = (0..steps).map(|step| training.step(step));
     let losses = losses.collect::<anyhow::Result<_>>()?;
