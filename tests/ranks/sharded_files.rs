@@ -1,6 +1,6 @@
 //! Checkpoints of parameters in parts: any number of ranks reads them.
 
-use crate::sharding::Sharded;
+use crate::sharding::{Sharded, State};
 use crate::training::{Training, adamw};
 use candle_core::Device;
 use fp8::Recipe;
@@ -8,11 +8,8 @@ use fp8::checkpoint::{resume_sharded, resume_training, save_gathered, save_shard
 use fp8::optim::{AdamW, Sgd, SgdConfig};
 use fp8::ranks::threads::{self, Fault, Threads};
 use fp8::ranks::{ProcessGroup, ShardedVarMap};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
-
-type State = BTreeMap<String, Vec<u8>>;
 
 fn recipe(name: Option<&str>) -> Option<Recipe> {
     name.map(|name| name.parse().unwrap())

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The program must use the same layers in the same order on all ranks, whatever their data are. Gradients are means over the ranks.
 ///
 /// ```
-/// use candle_core::{DType, Device};
+/// use candle_core::Device;
 /// use fp8_ranks::{ShardedVar, ShardedVarMap, threads};
 /// let values = threads::run(2, |group| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
 ///     let map = ShardedVarMap::new(&group, &Device::Cpu);
