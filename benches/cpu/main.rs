@@ -50,6 +50,9 @@ mod session;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/settings.rs"]
 mod settings;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/sharded.rs"]
+mod sharded;
 mod skinny;
 #[path = "../shared/step.rs"]
 mod step;

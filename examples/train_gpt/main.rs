@@ -3,6 +3,7 @@
 //!
 //! `cargo run --release --example train_gpt`
 
+mod bytes;
 #[path = "../shared/candle_sources.rs"]
 mod candle_sources;
 mod choice;
@@ -28,6 +29,7 @@ mod run;
 #[path = "../shared/runs.rs"]
 mod runs;
 mod settings;
+mod sharded;
 mod size;
 mod training;
 #[allow(dead_code, reason = "generate uses the rest")]
@@ -274,6 +276,11 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
     }
     if !ranks.leads() {
         return Ok(());
+    }
+    if ranks.is_sharded() {
+        for run in &mut runs {
+            *run = run.whole(&dir)?;
+        }
     }
     let profiles = runs
         .iter()

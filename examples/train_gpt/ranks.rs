@@ -12,6 +12,10 @@ use fp8::ranks::{ProcessGroup, ReduceOp};
 pub enum Parallel {
     /// The batch: every rank has the whole model
     Data,
+    /// The batch and the parameters: layers gather theirs when they compute
+    Sharded,
+    /// The same, with the weights of FP8 layers gathered as FP8 codes
+    ShardedFp8,
 }
 
 /// This rank of the job.
@@ -27,6 +31,8 @@ impl Parallel {
     pub fn name(self) -> &'static str {
         match self {
             Self::Data => "data",
+            Self::Sharded => "sharded",
+            Self::ShardedFp8 => "sharded-fp8",
         }
     }
 }
@@ -63,6 +69,14 @@ impl Ranks {
             parallel,
             travel,
         })
+    }
+
+    /// Whether ranks hold parameters in parts.
+    pub fn is_sharded(&self) -> bool {
+        matches!(
+            self.parallel,
+            Some(Parallel::Sharded | Parallel::ShardedFp8)
+        )
     }
 
     /// Whether this rank prints and writes.

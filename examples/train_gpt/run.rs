@@ -5,20 +5,20 @@ use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
 use crate::gpt::attention::Operands;
 use crate::gpt::{Gpt, GptConfig};
-use crate::ranks::Ranks;
+use crate::ranks::{Parallel, Ranks, Travel};
 use crate::runs::checkpoints;
 use crate::settings::Settings;
+use crate::sharded::Sharded;
 use crate::weights::{Place, StepOf, Weights, scaled_matmul};
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use fp8::checkpoint::{gather_state, quantized_tensors};
+use fp8::config::Fp8LinearConfig;
 use fp8::fp8_candle::profile;
-use fp8::fp8_core::{Contraction, Granularity};
+use fp8::fp8_core::Granularity;
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
-use fp8::{
-    Autocast, CastStats, Fp8Layer, Fp8Module, PrepareReport, Recipe, RecipeName, StatsReport,
-    Visitor, fp8_autocast,
-};
+use fp8::ranks::ProcessGroup;
+use fp8::{Autocast, CastStats, PrepareReport, Recipe, RecipeName, StatsReport, fp8_autocast};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,10 +87,22 @@ impl Run {
                 "--recipe takes f32, bf16, auto, scaled_fp16, scaled_fp8 and the names of FP8 recipes",
             )?)),
         };
+        let recipe = match (ranks.parallel, name.parse::<RecipeName>()) {
+            (Some(Parallel::ShardedFp8), Ok(name)) => {
+                let config = Fp8LinearConfig::from_recipe_name(name);
+                Some(config.with_enable_fp8_all_gather(true).into())
+            }
+            _ => recipe,
+        };
         let (mut gpt, seed) = (settings.model.clone(), settings.seed);
         (gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
         let (model, mut weights) = match (name, matmul) {
             (_, Some(matmul)) => Weights::scaled(matmul, &gpt, seed, config, device)?,
+            _ if ranks.is_sharded() => {
+                ensure!(name != "bf16", "bf16: --parallel sharded trains in f32");
+                let (gpt, sharded) = Sharded::new(&gpt, seed, config, device, ranks)?;
+                (gpt, Weights::Sharded(Box::new(sharded)))
+            }
             ("bf16", _) => Weights::plain(DType::BF16, &gpt, seed, config, device)?,
             _ => Weights::plain(DType::F32, &gpt, seed, config, device)?,
         };
@@ -302,43 +314,12 @@ impl Run {
         self.report.as_ref().map_or(0, PrepareReport::converted)
     }
 
-    /// Bytes of the linear weights as they are served: codes and scales where the recipe is FP8. In training each
-    /// also has its f32 master.
-    pub fn served_weight_bytes(&self) -> Result<usize> {
-        struct Bytes {
-            total: usize,
-            weight: Option<Granularity>,
-        }
-        impl Visitor for Bytes {
-            fn layer(&mut self, linear: &dyn Fp8Layer) {
-                let (out_features, in_features) = linear.features();
-                self.total += match (linear.fp8_state(), self.weight) {
-                    (Some(_), Some(granularity)) => {
-                        let grid = granularity.grid(out_features, in_features, Contraction::Cols);
-                        // Scales of 32 elements are bytes.
-                        let scale = if granularity == Granularity::Mx { 1 } else { 4 };
-                        out_features * in_features + grid.len() * scale
-                    }
-                    _ => linear.weight_bytes(),
-                };
-            }
-            fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
-        }
-        let config = self.recipe.as_ref().map(Recipe::resolve).transpose()?;
-        let mut bytes = Bytes {
-            total: 0,
-            weight: config.map(|config| config.weight.granularity),
-        };
-        self.model.visit(&mut bytes);
-        Ok(bytes.total)
-    }
-
     /// Writes a checkpoint on the first rank. All ranks call it.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        if self.ranks.is_parallel() {
+        if self.ranks.is_parallel() && !self.ranks.is_sharded() {
             gather_state(&self.model, &self.ranks.group)?;
         }
-        if !self.ranks.leads() {
+        if !self.ranks.leads() && !self.ranks.is_sharded() {
             return Ok(());
         }
         let place = Place {
@@ -349,6 +330,15 @@ impl Run {
         let path = checkpoint_path(dir, &self.name);
         let (model, recipe) = (&self.model, self.recipe.clone());
         (self.weights).save(&path, model, recipe, place, self.settings.seed)
+    }
+
+    /// The same run with whole parameters, from the checkpoint that it has just written: for what one rank does alone.
+    pub fn whole(&self, dir: &Path) -> Result<Self> {
+        let ranks = Ranks::new(&ProcessGroup::single(), None, Travel::default())?;
+        let mut whole = Self::new(&self.name, &self.settings, &self.device, &ranks)?;
+        whole.recipe.clone_from(&self.recipe);
+        whole.resume(dir)?;
+        Ok(whole)
     }
 
     pub fn resume(&mut self, dir: &Path) -> Result<()> {

@@ -82,7 +82,9 @@ pub fn train(
                     tokens / done.ms * 1e3
                 ));
             }
-            if let (true, Some(done)) = (validates && ranks.leads(), &last) {
+            // Ranks with parts of the parameters compute together.
+            let validates = validates && (ranks.leads() || ranks.is_sharded());
+            if let (true, Some(done)) = (validates, &last) {
                 let val_loss = run.validate(&validation)?;
                 metrics.push(Line::Validation {
                     recipe: run.name.clone(),
@@ -93,7 +95,9 @@ pub fn train(
                     "step {:>5}  {:<20} train {:.4}  validation {val_loss:.4}  {:.0} ms",
                     run.step, run.name, done.loss, done.ms
                 );
-                say(&bar, &text);
+                if ranks.leads() {
+                    say(&bar, &text);
+                }
             }
             if saves {
                 run.save(dir)?;

@@ -4,6 +4,7 @@ use crate::data::Batch;
 use crate::gpt::{Gpt, GptConfig, initial};
 use crate::parameters::{set_plain, set_scaled};
 use crate::ranks::Ranks;
+use crate::sharded::Sharded;
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
@@ -29,6 +30,8 @@ pub enum Weights {
         optimizer: Box<AdamW>,
         parallel: Option<Box<DataParallel>>,
     },
+    /// Parts of the parameters; the others lie on other ranks.
+    Sharded(Box<Sharded>),
     /// f16 data with scales; products under `options`.
     Scaled {
         vars: ScaledVarMap,
@@ -95,6 +98,7 @@ impl Weights {
                 *parallel = Some(Box::new(DataParallel::new(&ranks.group, vars, options)?));
                 Ok(())
             }
+            Self::Sharded(_) => Ok(()),
             Self::Scaled { .. } => {
                 bail!("{name}: --parallel does not take runs in scaled arithmetic")
             }
@@ -154,6 +158,7 @@ impl Weights {
                 optimizer.set_lr(lr)?;
                 Ok((loss, optimizer.apply(&grads)?))
             }
+            Self::Sharded(sharded) => sharded.step(gpt, step),
             Self::Scaled {
                 vars,
                 optimizer,
@@ -180,7 +185,7 @@ impl Weights {
     /// The loss of a batch, without a backward pass; the caller opens the guard of a recipe.
     pub fn loss(&self, gpt: &Gpt, batch: &Batch) -> Result<Tensor> {
         match self {
-            Self::Plain { .. } => Ok(loss_of(gpt, batch)?.detach()),
+            Self::Plain { .. } | Self::Sharded(_) => Ok(loss_of(gpt, batch)?.detach()),
             Self::Scaled { options, .. } => {
                 let (inputs, targets) = batch;
                 let _scope = scaled::scaled_scope(options.clone().with_gradients(false));
@@ -193,7 +198,7 @@ impl Weights {
     /// Casts to FP8 of a scaled run, forward and backward.
     pub fn scaled_casts(&self) -> u64 {
         match self {
-            Self::Plain { .. } => 0,
+            Self::Plain { .. } | Self::Sharded(_) => 0,
             Self::Scaled { options, .. } => options.counters.fp8_casts(),
         }
     }
@@ -211,6 +216,7 @@ impl Weights {
                     .map(|(name, var)| (name.clone(), var.as_tensor().detach()));
                 Ok(tensors.collect())
             }
+            Self::Sharded(_) => bail!("parameters in parts are gathered before they are read"),
             Self::Scaled { vars, .. } => Ok(vars.to_tree()?.to_tensors(DType::F32)?),
         }
     }
@@ -223,22 +229,21 @@ impl Weights {
         place: Place,
         seed: u64,
     ) -> Result<()> {
+        let meta = |place: Place| TrainingMeta {
+            step: place.step,
+            recipe,
+            random: serde_json::json!({
+                "seed": seed,
+                "step": place.step,
+                QUANTIZED: place.quantized_tensors,
+            }),
+            extra: place.settings,
+        };
         match self {
             Self::Plain {
                 vars, optimizer, ..
-            } => {
-                let meta = TrainingMeta {
-                    step: place.step,
-                    recipe,
-                    random: serde_json::json!({
-                        "seed": seed,
-                        "step": place.step,
-                        QUANTIZED: place.quantized_tensors,
-                    }),
-                    extra: place.settings,
-                };
-                Ok(save_training(path, gpt, vars, &**optimizer, &meta)?)
-            }
+            } => Ok(save_training(path, gpt, vars, &**optimizer, &meta(place))?),
+            Self::Sharded(sharded) => sharded.save(path, gpt, &meta(place)),
             Self::Scaled {
                 vars, optimizer, ..
             } => {
@@ -259,17 +264,19 @@ impl Weights {
         fits: impl Fn(&Value) -> Result<()>,
     ) -> Result<Place> {
         fits(&saved_settings(path)?)?;
+        let place = |meta: TrainingMeta| Place {
+            step: meta.step,
+            quantized_tensors: meta.random[QUANTIZED].as_u64().unwrap_or(0),
+            settings: meta.extra,
+        };
         match self {
             Self::Plain {
                 vars, optimizer, ..
             } => {
                 let meta = resume_training(path, gpt, vars, &mut **optimizer, recipe)?;
-                Ok(Place {
-                    step: meta.step,
-                    quantized_tensors: meta.random[QUANTIZED].as_u64().unwrap_or(0),
-                    settings: meta.extra,
-                })
+                Ok(place(meta))
             }
+            Self::Sharded(sharded) => Ok(place(sharded.resume(path, gpt, recipe)?)),
             Self::Scaled {
                 vars, optimizer, ..
             } => {
@@ -284,7 +291,7 @@ impl Weights {
     }
 }
 
-fn loss_of(gpt: &Gpt, (inputs, targets): &Batch) -> Result<Tensor> {
+pub fn loss_of(gpt: &Gpt, (inputs, targets): &Batch) -> Result<Tensor> {
     Ok(ops::cross_entropy(&gpt.forward(inputs)?, targets)?)
 }
 
