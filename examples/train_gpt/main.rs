@@ -226,8 +226,11 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
             }
             dir.clone()
         }
-        None if ranks.leads() => args.flags.begin(runs::DEFAULT, true)?,
-        None => PathBuf::new(),
+        None => {
+            let begin = || args.flags.begin(runs::DEFAULT, true);
+            let dir = ranks.chosen(|| Ok(vec![begin()?.display().to_string()]))?;
+            dir.into_iter().map(PathBuf::from).collect()
+        }
     };
     if ranks.leads() {
         println!(

@@ -9,9 +9,6 @@ use fp8::ranks::{ProcessGroup, ShardedVarMap};
 use fp8::{Autocast, PrepareOptions, Recipe, fp8_autocast, prepare_fp8};
 use std::sync::Arc;
 
-/// The tensors of a checkpoint, as bits.
-pub type State = BTreeMap<String, Vec<u8>>;
-
 /// A model with its optimizer.
 pub struct Sharded {
     pub map: ShardedVarMap,
