@@ -1,6 +1,7 @@
 //! Checkpoints of parameters in parts: any number of ranks reads them.
 
-use crate::sharding::{Sharded, State};
+use crate::sharding::Sharded;
+use crate::training::State;
 use crate::training::{Training, adamw};
 use candle_core::Device;
 use fp8::Recipe;
