@@ -4,7 +4,7 @@ use crate::race::Contestant;
 use crate::rows::Metric;
 use crate::session::{Measured, Session, check};
 use crate::step::{Inputs, NAMES, Step};
-use crate::upstream::GradientFrom;
+use crate::upstream::gradient_from;
 use anyhow::Result;
 use candle_core::{DType, Var};
 use fp8::RecipeName;
@@ -110,7 +110,7 @@ fn steps(
     let output = Var::zeros((m, n), DType::BF16, &session.device)?;
     let upstream = |turn: usize| -> Result<()> {
         let grad = inputs[turn % 2].grad.clone();
-        output.apply_op1(GradientFrom(grad))?.backward()?;
+        gradient_from(&output, &grad)?.backward()?;
         Ok(())
     };
     let mut contestants = vec![

@@ -4,7 +4,7 @@ use crate::layer::LayerConfig;
 use crate::race::Contestant;
 use crate::rows::Metric;
 use crate::session::{Measured, Session, check};
-use crate::upstream::GradientFrom;
+use crate::upstream::gradient_from;
 use anyhow::{Context, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Tensor, Var};
@@ -86,7 +86,7 @@ fn unary(
     let xs: [Var; 2] = [input()?, input()?];
     let grad = session.normal(ours(&xs[0])?.shape(), dtype)?;
     let run = |op: Op<'_>, x: &Var| -> Result<Tensor> {
-        let y = op(x)?.apply_op1(GradientFrom(grad.clone()))?;
+        let y = gradient_from(&op(x)?, &grad)?;
         y.backward()?.remove(x).context("no gradient")
     };
     check(&case, &run(ours, &xs[0])?, &run(candle, &xs[0])?, 0.05)?;
@@ -116,7 +116,7 @@ impl Parameters {
         for (i, shape) in shapes.iter().enumerate() {
             let normal = || session.normal(shape.as_slice(), DType::F32);
             let var = Var::from_tensor(&(normal()? * 0.02)?)?;
-            ends.push(var.apply_op1(GradientFrom((normal()? * 1e-3)?))?);
+            ends.push(gradient_from(&var, &(normal()? * 1e-3)?)?);
             vars.push((format!("{i:02}"), var));
         }
         let grads = Tensor::stack(&ends, 0)?.sum_all()?.backward()?;

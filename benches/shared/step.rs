@@ -1,6 +1,6 @@
 //! One linear layer in training.
 
-use crate::upstream::GradientFrom;
+use crate::upstream::gradient_from;
 use anyhow::{Context, Result};
 use candle_core::{DType, Module, Tensor, Var};
 use fp8::nn::Linear;
@@ -110,7 +110,7 @@ impl Step {
     /// y and the gradients of x, weight and bias.
     pub fn run(&self) -> Result<[Tensor; 4]> {
         let y = self.forward()?;
-        let loss = y.apply_op1(GradientFrom(self.grad.clone()))?;
+        let loss = gradient_from(&y, &self.grad)?;
         let mut grads = match self.recipe {
             // As in a training loop: without candle's zeros and additions for parameters.
             Some(_) => fp8::backward(&loss)?,

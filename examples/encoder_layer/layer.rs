@@ -3,7 +3,7 @@
 #[path = "../shared/attention.rs"]
 pub mod attention;
 
-use crate::upstream::GradientFrom;
+use crate::upstream::gradient_from;
 use anyhow::{Context, Result, ensure};
 use attention::Operands;
 use candle_core::backprop::GradStore;
@@ -233,7 +233,7 @@ impl LayerStep {
             guard.close()?;
         }
         let output = y.detach();
-        let end = y.apply_op1(GradientFrom(self.grad_output.clone()))?;
+        let end = gradient_from(&y, &self.grad_output)?;
         let grads = end.backward()?;
         Ok(Pass { output, grads })
     }

@@ -16,7 +16,6 @@ mod measure;
 mod serve;
 mod store;
 mod timing;
-mod upstream;
 
 pub use case::{Computation, LayerCase};
 pub use serve::{ServedLayer, ServingReport, decode_where_faster};
