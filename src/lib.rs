@@ -43,6 +43,7 @@
 pub mod guide;
 mod memory;
 pub mod models;
+pub mod training;
 
 pub use fp8_candle;
 pub use fp8_core;

@@ -9,12 +9,47 @@ use candle_core::{DType, Device, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-/// What attention needs for rows of a batch that have seen the same number of tokens.
+/// What attention needs for a part of a batch.
+#[derive(Clone)]
 pub(super) struct Call {
-    /// Which rows.
-    pub(super) rows: Rows,
+    /// Which part.
+    pub(super) part: Part,
     /// Cosines and sines of the new tokens.
     pub(super) rope: (Tensor, Tensor),
+}
+
+/// A part of a batch that attention looks at by itself.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// Rows that have seen the same number of tokens.
+    Rows(Rows),
+    /// Some tokens of all rows: a document among others that are packed into the same row.
+    Tokens { start: usize, count: usize },
+}
+
+impl Part {
+    /// The dimension of `[batch, tokens, ..]` that parts divide.
+    fn dim(self) -> usize {
+        match self {
+            Self::Rows(_) => 0,
+            Self::Tokens { .. } => 1,
+        }
+    }
+
+    /// Start and length along that dimension.
+    fn span(self) -> (usize, usize) {
+        match self {
+            Self::Rows(Rows { start, count, .. }) | Self::Tokens { start, count } => (start, count),
+        }
+    }
+
+    /// Tokens in the cache before the new ones.
+    fn seen(self) -> usize {
+        match self {
+            Self::Rows(rows) => rows.seen,
+            Self::Tokens { .. } => 0,
+        }
+    }
 }
 
 /// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
@@ -70,7 +105,7 @@ impl Attention {
         })
     }
 
-    /// x: `[batch, tokens, hidden]`; `calls` cover its rows.
+    /// x: `[batch, tokens, hidden]`; `calls` cover it. Packed tokens have no cache.
     pub(super) fn forward(
         &self,
         x: &Tensor,
@@ -81,14 +116,15 @@ impl Attention {
         let y = match calls {
             [call] => self.attend(&qkv, call, cache)?,
             calls => {
+                let dim = calls.first().map_or(0, |call| call.part.dim());
                 let parts = calls.iter().map(|call| {
-                    let Rows { start, count, .. } = call.rows;
+                    let (start, count) = call.part.span();
                     let [q, k, v] = &qkv;
-                    let part = |x: &Tensor| x.narrow(0, start, count);
+                    let part = |x: &Tensor| x.narrow(dim, start, count);
                     let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
                     self.attend(&[part(q)?, part(k)?, part(v)?], call, cache.as_ref())
                 });
-                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?
+                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, dim)?
             }
         };
         Ok(self.output.forward(&y)?)
@@ -102,7 +138,7 @@ impl Attention {
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
         let (batch, tokens, _) = q.dims3()?;
-        let seen = call.rows.seen;
+        let seen = call.part.seen();
         let Sizes {
             heads,
             kv_heads,

@@ -7,6 +7,7 @@ mod joint;
 mod mlp;
 mod moe;
 mod params;
+mod training;
 
 pub use config::{LlamaConfig, MoeConfig, MoeNames};
 
@@ -14,12 +15,13 @@ use super::causal_lm::CausalLm;
 use crate::models::error::{Error, Result};
 use crate::models::layers::{KvCache, KvScales, KvSizes, LayerCache, Rows, in_pool, token_rows};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
-use attention::{Attention, Call};
+use attention::{Attention, Call, Part};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8_recipes::Fp8Module;
 use head::Head;
 use mlp::Mlp;
 use moe::Moe;
+use std::sync::Arc;
 
 #[derive(Debug, Fp8Module)]
 enum Feedforward {
@@ -99,9 +101,12 @@ impl Layer {
 #[derive(Debug, Fp8Module)]
 pub struct Llama {
     embedding: Embedding,
-    layers: Vec<Layer>,
+    // Shared with the graphs of recomputed layers.
+    layers: Vec<Arc<Layer>>,
     norm: RmsNorm,
-    head: Head,
+    head: Arc<Head>,
+    #[fp8(skip)]
+    recomputes: bool,
     #[fp8(skip)]
     config: LlamaConfig,
     #[fp8(skip)]
@@ -142,15 +147,16 @@ impl Llama {
             embedding,
         )?;
         let layers = (0..config.num_layers)
-            .map(|i| Layer::new(config, i, root.pp("layers").pp(i)))
+            .map(|i| Layer::new(config, i, root.pp("layers").pp(i)).map(Arc::new))
             .collect::<Result<_>>()?;
-        let head = Head::new(config, &table, &vb)?;
+        let head = Arc::new(Head::new(config, &table, &vb)?);
         Ok(Self {
             embedding: Embedding::new(table, config.hidden_size)
                 .with_path(root.pp("embed_tokens").prefix()),
             layers,
             norm: rms_norm(config.hidden_size, config.rms_norm_eps, root.pp("norm"))?,
             head,
+            recomputes: false,
             config: config.clone(),
             dtype: vb.dtype(),
             device: vb.device().clone(),
@@ -215,20 +221,38 @@ impl Llama {
             }
         };
         let calls = rows.into_iter().map(|rows| {
-            let tables = (self.config.rope).tables(rows.seen, tokens, self.dtype, &self.device);
             Ok(Call {
-                rows,
-                rope: tables?,
+                part: Part::Rows(rows),
+                rope: self.rope(rows.seen, tokens)?,
             })
         });
         let calls = calls.collect::<Result<Vec<_>>>()?;
-        let mut x = self.embedding.forward(&ids)?.to_dtype(self.dtype)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let layer_cache = cache.as_ref().map(|cache| &cache.layers[i]);
-            x = layer.forward(&x, &calls, layer_cache)?;
-        }
+        let x = self.through_layers(&ids, &calls, cache.as_deref())?;
         if let Some(cache) = cache {
             cache.advance(tokens);
+        }
+        Ok(x)
+    }
+
+    /// Cosines and sines of `tokens` positions from `seen` on.
+    fn rope(&self, seen: usize, tokens: usize) -> Result<(Tensor, Tensor)> {
+        (self.config.rope).tables(seen, tokens, self.dtype, &self.device)
+    }
+
+    /// Embedding, layers and final norm.
+    fn through_layers(
+        &self,
+        ids: &Tensor,
+        calls: &[Call],
+        cache: Option<&KvCache>,
+    ) -> Result<Tensor> {
+        let mut x = self.embedding.forward(ids)?.to_dtype(self.dtype)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = match cache {
+                Some(cache) => layer.forward(&x, calls, Some(&cache.layers[i]))?,
+                None if self.recomputes => training::recomputed(layer, &x, calls)?,
+                None => layer.forward(&x, calls, None)?,
+            };
         }
         Ok(self.norm.forward(&x)?)
     }

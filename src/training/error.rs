@@ -1,0 +1,162 @@
+//! Errors of training runs.
+
+use std::path::PathBuf;
+
+/// An error of a training run.
+///
+/// ```
+/// use fp8::training::{RunFolder, Error};
+/// match RunFolder::open("no/such/run") {
+///     Err(Error::NoRun { path, .. }) => assert!(path.ends_with("run")),
+///     other => panic!("{other:?}"),
+/// }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A recipe, a layer, an optimizer or a file.
+    #[error(transparent)]
+    Fp8(#[from] crate::Error),
+    /// A model.
+    #[error(transparent)]
+    Model(#[from] crate::models::Error),
+    /// An operation of candle.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// A file could not be read or written.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What failed; the message has it after "cannot".
+        action: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A setting is out of range.
+    #[error("{key} is {value}, expected {expected}")]
+    Setting {
+        /// The setting.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// A loss is Inf or NaN, or too many gradients in a row were.
+    #[error(
+        "{name}: {what} in step {step}; Inf or NaN came first from {origin}; {}",
+        last_checkpoint(.checkpoint)
+    )]
+    NotFinite {
+        /// The run.
+        name: String,
+        /// The step, from 1.
+        step: u64,
+        /// What was not finite.
+        what: String,
+        /// The layer and operand, or the parameter, where it was first seen.
+        origin: String,
+        /// The last checkpoint, which was saved before that, and its step.
+        checkpoint: Option<(PathBuf, u64)>,
+    },
+    /// Parameters are trained that the loss does not depend on.
+    #[error("{name}: no gradient reached {}", parameters.join(", "))]
+    NoGradient {
+        /// The run.
+        name: String,
+        /// The parameters.
+        parameters: Vec<String>,
+    },
+    /// No micro-batch of a step has a token or a label to learn from.
+    #[error("step {step}: no token of the batch has a target")]
+    EmptyBatch {
+        /// The step, from 1.
+        step: u64,
+    },
+    /// A checkpoint was written by a run with other settings.
+    #[error("{}: {key} is {saved} in the run to resume, {now} here", path.display())]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The setting that differs.
+        key: String,
+        /// Its value in the checkpoint.
+        saved: String,
+        /// Its value now.
+        now: String,
+    },
+    /// A folder holds no run to resume.
+    #[error("{} holds no run to resume: {reason}", path.display())]
+    NoRun {
+        /// The folder.
+        path: PathBuf,
+        /// What is missing.
+        reason: String,
+    },
+    /// A folder for a new run holds another one.
+    #[error(
+        "{} holds an earlier run ({found}): resume it, replace it, or name another folder",
+        path.display()
+    )]
+    RunExists {
+        /// The folder.
+        path: PathBuf,
+        /// A file of that run.
+        found: String,
+    },
+    /// The drawing of the losses failed.
+    #[error("cannot draw the losses: {reason}")]
+    Plot {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The result of an operation of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn last_checkpoint(checkpoint: &Option<(PathBuf, u64)>) -> String {
+    match checkpoint {
+        Some((path, step)) => format!("{} holds step {step}", path.display()),
+        None => "there is no earlier checkpoint".to_string(),
+    }
+}
+
+impl Error {
+    pub(super) fn io(
+        path: impl Into<PathBuf>,
+        action: &'static str,
+    ) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io {
+            path,
+            action,
+            source,
+        }
+    }
+}
+
+impl From<crate::fp8_candle::Error> for Error {
+    fn from(error: crate::fp8_candle::Error) -> Self {
+        Self::Fp8(error.into())
+    }
+}
+
+impl From<crate::FilesError> for Error {
+    fn from(error: crate::FilesError) -> Self {
+        Self::Fp8(error.into())
+    }
+}
+
+impl From<crate::atomic::FileError> for Error {
+    fn from(error: crate::atomic::FileError) -> Self {
+        Self::Fp8(error.into())
+    }
+}
+
+impl From<crate::optim::OptimError> for Error {
+    fn from(error: crate::optim::OptimError) -> Self {
+        Self::Fp8(error.into())
+    }
+}

@@ -1,0 +1,172 @@
+//! The folder of a run.
+
+use super::error::{Error, Result};
+use super::metrics::{METRICS, Metrics};
+use super::plot::loss_svg;
+use crate::StatsReport;
+use crate::atomic::write_atomic;
+use crate::read::{read_text, read_text_if_present};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const SETTINGS: &str = "run.json";
+const SUMMARY: &str = "summary.json";
+const LOSSES: &str = "loss.svg";
+const STATS: &str = "stats.jsonl";
+const CHECKPOINTS: &str = "checkpoint";
+/// The largest text file that is read, in bytes.
+const LIMIT: u64 = 1 << 30;
+
+/// The folder that a run writes to:
+///
+/// | file | |
+/// |---|---|
+/// | `run.json` | its settings, for whoever resumes it |
+/// | `checkpoint/NAME.safetensors` | the last checkpoint |
+/// | `metrics.jsonl` | a line for each step and validation ([`Metrics`]) |
+/// | `stats.jsonl` | a line for each cast of a measured step |
+/// | `summary.json`, `loss.svg` | at the end |
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Makes the folder of a new run and stores its settings. With `replace`, the files of an earlier run in it are removed.
+    ///
+    /// # Errors
+    /// [`Error::RunExists`], and if a file cannot be written.
+    pub fn create(
+        path: impl Into<PathBuf>,
+        settings: &impl Serialize,
+        replace: bool,
+    ) -> Result<Self> {
+        let folder = Self { path: path.into() };
+        let own = [SETTINGS, METRICS, SUMMARY, LOSSES, STATS, CHECKPOINTS];
+        let old: Vec<_> = (own.iter().map(|name| (name, folder.path.join(name))))
+            .filter(|(_, path)| fs::symlink_metadata(path).is_ok())
+            .collect();
+        if let (Some((found, _)), false) = (old.first(), replace) {
+            return Err(Error::RunExists {
+                path: folder.path,
+                found: found.to_string(),
+            });
+        }
+        for (name, path) in &old {
+            let removed = match **name == CHECKPOINTS {
+                true => fs::remove_dir_all(path),
+                false => fs::remove_file(path),
+            };
+            removed.map_err(Error::io(path, "remove it"))?;
+        }
+        let checkpoints = folder.path.join(CHECKPOINTS);
+        fs::create_dir_all(&checkpoints).map_err(Error::io(&checkpoints, "create it"))?;
+        write_json(&folder.path.join(SETTINGS), settings)?;
+        Ok(folder)
+    }
+
+    /// The folder of a run that was begun before.
+    ///
+    /// # Errors
+    /// [`Error::NoRun`] if it holds none.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        match path.join(SETTINGS).is_file() {
+            true => Ok(Self { path }),
+            false => Err(Error::NoRun {
+                path,
+                reason: format!("there is no {SETTINGS}"),
+            }),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The settings that the run was begun with.
+    ///
+    /// # Errors
+    /// [`Error::NoRun`] if they are not those of such a run.
+    pub fn settings<S: DeserializeOwned>(&self) -> Result<S> {
+        let text = read_text(self.path.join(SETTINGS), LIMIT)?;
+        serde_json::from_str(&text).map_err(|error| Error::NoRun {
+            path: self.path.clone(),
+            reason: format!("{SETTINGS}: {error}"),
+        })
+    }
+
+    /// The file of the checkpoints of the run `name`.
+    pub fn checkpoint(&self, name: &str) -> PathBuf {
+        let path = self.path.join(CHECKPOINTS);
+        path.join(format!("{name}.safetensors"))
+    }
+
+    /// The metrics, with the lines of the run `name` up to its step `done`; later ones will be repeated. Also drops their statistics.
+    ///
+    /// # Errors
+    /// If the files cannot be read or written.
+    pub fn metrics(&self, name: &str, done: u64) -> Result<Metrics> {
+        let path = self.path.join(STATS);
+        if let Some(old) = read_text_if_present(&path, LIMIT)? {
+            let kept = old.lines().filter(|line| {
+                let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+                line["step"].as_u64().is_some_and(|step| step <= done)
+            });
+            write_atomic(&path, |out| {
+                kept.clone().try_for_each(|line| writeln!(out, "{line}"))
+            })?;
+        }
+        Metrics::open(&self.path, |line| {
+            line.recipe() == name && line.step() <= done
+        })
+    }
+
+    /// Appends a line for each cast of a measured step.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn append_stats(&self, name: &str, step: u64, stats: &StatsReport) -> Result<()> {
+        let path = self.path.join(STATS);
+        let mut lines = String::new();
+        for row in &stats.rows {
+            let mut line = serde_json::to_value(row).unwrap_or_default();
+            line["recipe"] = name.into();
+            line["step"] = step.into();
+            lines.push_str(&format!("{line}\n"));
+        }
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        file.and_then(|mut file| file.write_all(lines.as_bytes()))
+            .map_err(Error::io(&path, "append to it"))
+    }
+
+    /// Writes `summary.json` and, if there is a loss, `loss.svg`.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn finish(
+        &self,
+        summary: &impl Serialize,
+        metrics: &Metrics,
+        names: &[&str],
+        unit: &str,
+    ) -> Result<()> {
+        write_json(&self.path.join(SUMMARY), summary)?;
+        if !metrics.lines().is_empty() {
+            let svg = loss_svg(metrics, names, unit)?;
+            write_atomic(self.path.join(LOSSES), |out| out.write_all(svg.as_bytes()))?;
+        }
+        Ok(())
+    }
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    Ok(write_atomic(path, |out| {
+        serde_json::to_writer_pretty(&mut *out, value)?;
+        out.write_all(b"\n")
+    })?)
+}

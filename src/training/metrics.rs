@@ -1,0 +1,229 @@
+//! `metrics.jsonl`: a line for each step and for each validation.
+
+use super::error::{Error, Result};
+use super::learner::StepRecord;
+use crate::atomic::write_atomic;
+use crate::read::read_text_if_present;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// The name of the file.
+pub(super) const METRICS: &str = "metrics.jsonl";
+/// The largest file that is read again, in bytes.
+const LIMIT: u64 = 1 << 30;
+
+/// A line of `metrics.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum Line {
+    /// A training step.
+    Train {
+        /// The name of the run.
+        recipe: String,
+        /// The step's number, from 1.
+        step: u64,
+        /// The mean loss of its batch.
+        train_loss: f64,
+        /// The learning rate.
+        lr: f64,
+        /// The norm of the gradients; None where it was not finite, and the step was skipped.
+        grad_norm: Option<f64>,
+        /// Its duration in milliseconds.
+        step_ms: f64,
+    },
+    /// A validation.
+    Validation {
+        /// The name of the run.
+        recipe: String,
+        /// Finished steps.
+        step: u64,
+        /// The mean loss over held-out data.
+        val_loss: f64,
+    },
+}
+
+impl Line {
+    /// The name of the run.
+    pub fn recipe(&self) -> &str {
+        match self {
+            Line::Train { recipe, .. } | Line::Validation { recipe, .. } => recipe,
+        }
+    }
+
+    /// The step, from 1.
+    pub fn step(&self) -> u64 {
+        match self {
+            Line::Train { step, .. } | Line::Validation { step, .. } => *step,
+        }
+    }
+}
+
+/// The metrics of all runs of a folder, in memory and in `metrics.jsonl`.
+///
+/// ```
+/// use fp8::training::{Metrics, StepRecord};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let dir = tempfile::tempdir()?;
+/// let mut metrics = Metrics::open(dir.path(), |_| true)?;
+/// metrics.push_step("delayed", &StepRecord::new(1, 2.5))?;
+/// metrics.push_validation("delayed", 1, 2.75)?;
+/// assert_eq!(metrics.train_curve("delayed"), [(1, 2.5)]);
+/// // A resumed run keeps the lines of the steps before its checkpoint.
+/// let metrics = Metrics::open(dir.path(), |line| line.step() <= 0)?;
+/// assert!(metrics.lines().is_empty());
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Metrics {
+    path: PathBuf,
+    /// None where nothing is written.
+    out: Option<BufWriter<File>>,
+    lines: Vec<Line>,
+}
+
+impl Metrics {
+    /// Begins the file in `dir`, or continues it with the lines that `keep` accepts: those of steps that a resumed run will not repeat. A
+    /// line that was cut short when a process was killed is dropped.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written.
+    pub fn open(dir: impl AsRef<Path>, keep: impl Fn(&Line) -> bool) -> Result<Self> {
+        let path = dir.as_ref().join(METRICS);
+        let old = read_text_if_present(&path, LIMIT)?.unwrap_or_default();
+        let lines: Vec<Line> = old
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .filter(keep)
+            .collect();
+        write_atomic(&path, |out| {
+            for line in &lines {
+                serde_json::to_writer(&mut *out, line)?;
+                out.write_all(b"\n")?;
+            }
+            Ok(())
+        })?;
+        let file = OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .map_err(Error::io(&path, "append to it"))?;
+        Ok(Self {
+            path,
+            out: Some(BufWriter::new(file)),
+            lines,
+        })
+    }
+
+    /// Metrics that are only kept in memory.
+    pub fn in_memory() -> Self {
+        Self {
+            path: PathBuf::new(),
+            out: None,
+            lines: vec![],
+        }
+    }
+
+    /// All lines.
+    pub fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn push(&mut self, line: Line) -> Result<()> {
+        if let Some(out) = &mut self.out {
+            let text = serde_json::to_string(&line).unwrap_or_default() + "\n";
+            let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            written.map_err(Error::io(&self.path, "write"))?;
+        }
+        self.lines.push(line);
+        Ok(())
+    }
+
+    /// Adds the line of a step.
+    ///
+    /// # Errors
+    /// As [`Metrics::push`].
+    pub fn push_step(&mut self, name: &str, record: &StepRecord) -> Result<()> {
+        self.push(Line::Train {
+            recipe: name.to_string(),
+            step: record.step,
+            train_loss: record.loss,
+            lr: record.lr,
+            grad_norm: Some(record.grad_norm).filter(|norm| norm.is_finite()),
+            step_ms: record.ms,
+        })
+    }
+
+    /// Adds the line of a validation.
+    ///
+    /// # Errors
+    /// As [`Metrics::push`].
+    pub fn push_validation(&mut self, name: &str, step: u64, val_loss: f64) -> Result<()> {
+        self.push(Line::Validation {
+            recipe: name.to_string(),
+            step,
+            val_loss,
+        })
+    }
+
+    fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Line> {
+        self.lines.iter().filter(move |line| line.recipe() == name)
+    }
+
+    /// (step, loss) of the training steps of a run.
+    pub fn train_curve(&self, name: &str) -> Vec<(u64, f64)> {
+        let point = |line: &Line| match *line {
+            Line::Train {
+                step, train_loss, ..
+            } => Some((step, train_loss)),
+            _ => None,
+        };
+        self.of(name).filter_map(point).collect()
+    }
+
+    /// (step, loss) of the validations of a run.
+    pub fn validation_curve(&self, name: &str) -> Vec<(u64, f64)> {
+        let point = |line: &Line| match *line {
+            Line::Validation { step, val_loss, .. } => Some((step, val_loss)),
+            _ => None,
+        };
+        self.of(name).filter_map(point).collect()
+    }
+
+    /// The mean loss of the last training steps of a run, ten at most; NaN before the first.
+    pub fn last_train_loss(&self, name: &str) -> f64 {
+        let curve = self.train_curve(name);
+        let last: Vec<f64> = curve.iter().rev().take(10).map(|point| point.1).collect();
+        last.iter().sum::<f64>() / last.len() as f64
+    }
+
+    /// Steps of a run that were skipped because a gradient was not finite.
+    pub fn skipped_steps(&self, name: &str) -> usize {
+        let skipped = |line: &&Line| {
+            matches!(
+                line,
+                Line::Train {
+                    grad_norm: None,
+                    ..
+                }
+            )
+        };
+        self.of(name).filter(skipped).count()
+    }
+
+    /// Median duration of the steps of a run in milliseconds; 0 before the first.
+    pub fn median_step_ms(&self, name: &str) -> f64 {
+        let ms = |line: &Line| match *line {
+            Line::Train { step_ms, .. } => Some(step_ms),
+            _ => None,
+        };
+        let mut all: Vec<f64> = self.of(name).filter_map(ms).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(0.)
+    }
+}

@@ -1,0 +1,68 @@
+//! What a trainer learns.
+
+use super::error::Result;
+use candle_core::Tensor;
+
+/// A part of a step's batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Part {
+    /// Its number, from 0.
+    pub index: usize,
+    /// The number of parts.
+    pub count: usize,
+}
+
+impl Part {
+    /// The part with this number, from 0, of so many.
+    pub fn new(index: usize, count: usize) -> Self {
+        Self { index, count }
+    }
+
+    /// The whole batch.
+    pub fn whole() -> Self {
+        Self::new(0, 1)
+    }
+}
+
+/// What is learned: batches, and their loss under a model `M`.
+///
+/// Batches depend on the step alone, so that a resumed run sees the same ones.
+pub trait Task<M> {
+    /// A micro-batch, with all that the loss needs.
+    type Batch;
+
+    /// A part of the batch of a step, counted from 0.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    fn micro_batch(&self, step: u64, part: Part) -> Result<Self::Batch>;
+
+    /// The mean loss over the targets of a batch: a scalar with a gradient.
+    ///
+    /// # Errors
+    /// If the model fails.
+    fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor>;
+
+    /// How many targets the loss is the mean of, which is the weight of a micro-batch in its step. Batches without targets are left out.
+    fn targets(&self, batch: &Self::Batch) -> usize;
+
+    /// How many tokens, or other inputs, the batch has; for speeds.
+    fn tokens(&self, batch: &Self::Batch) -> usize;
+
+    /// The number of batches of a validation; 0, the default, without held-out data.
+    fn validation_batches(&self) -> usize {
+        0
+    }
+
+    /// A batch of the validation.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    fn validation_batch(&self, index: usize) -> Result<Self::Batch> {
+        self.micro_batch(index as u64, Part::whole())
+    }
+
+    /// Identifies the data: a run resumes only with the data that it began with.
+    fn fingerprint(&self) -> String;
+}

@@ -1,0 +1,383 @@
+//! A model in training: its optimizer, its recipe and its place in the schedule.
+
+use super::config::TrainerConfig;
+use super::error::{Error, Result};
+use super::learner::{Learner, StepRecord};
+use super::task::{Part, Task};
+use crate::checkpoint::training_meta;
+use crate::optim::{AdamW, StepReport};
+use crate::{
+    Autocast, AutocastGuard, CastStats, Fp8Module, GradAccumulator, PrepareReport, StatsReport,
+    StepSummary, TrainState, check_gradients, fp8_autocast,
+};
+use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor};
+use candle_nn::VarMap;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Steps in a row that may be skipped because of gradients that are not finite.
+const MOST_SKIPPED: usize = 20;
+
+/// A model `M` that learns a [`Task`] by AdamW, in high precision or under a recipe.
+///
+/// Each step makes the gradients of all micro-batches, weighted by their targets, and applies their mean. [`train`](super::train) drives it, or
+/// you call [`Learner::train_step`] yourself.
+pub struct Trainer<M, T> {
+    name: String,
+    state: TrainState<M, AdamW>,
+    task: T,
+    config: TrainerConfig,
+    device: Device,
+    checkpoint: Option<PathBuf>,
+    /// The step of the checkpoint that this trainer has written or read last.
+    saved: Option<u64>,
+    unread: Vec<Unread>,
+    skipped: usize,
+    gradients_checked: bool,
+    stats: CastStats,
+}
+
+/// A step whose results the device may not have finished yet.
+struct Unread {
+    step: u64,
+    /// The sum of losses, each times its targets.
+    loss: Tensor,
+    targets: usize,
+    tokens: usize,
+    lr: f64,
+    report: StepReport,
+    summary: Option<StepSummary>,
+    /// The first parameter, by name, whose gradient was not finite.
+    begin: Instant,
+    ms: f64,
+}
+
+impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
+    /// Trains `vars`, the variables of `model`, for `task`. `name` stands in metrics and messages. With a recipe the model is prepared.
+    ///
+    /// # Errors
+    /// [`Error::Setting`], and what [`TrainState::create`] finds.
+    pub fn new(
+        name: impl Into<String>,
+        model: M,
+        vars: VarMap,
+        task: T,
+        config: TrainerConfig,
+    ) -> Result<Self> {
+        config.check()?;
+        let device = (vars.all_vars().first()).map_or(Device::Cpu, |var| var.device().clone());
+        let tx = |vars: &VarMap| AdamW::from_varmap(vars, config.optimizer.clone());
+        let state = TrainState::create(model, vars, config.recipe.clone(), &config.prepare, tx)?;
+        Ok(Self {
+            name: name.into(),
+            state,
+            task,
+            config,
+            device,
+            checkpoint: None,
+            saved: None,
+            unread: vec![],
+            skipped: 0,
+            gradients_checked: false,
+            stats: CastStats::default(),
+        })
+    }
+
+    /// Writes checkpoints to this file, and resumes from it.
+    pub fn with_checkpoint(mut self, path: impl Into<PathBuf>) -> Self {
+        self.checkpoint = Some(path.into());
+        self
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        self.state.model()
+    }
+
+    /// The variables.
+    pub fn vars(&self) -> &VarMap {
+        self.state.vars()
+    }
+
+    /// What is learned.
+    pub fn task(&self) -> &T {
+        &self.task
+    }
+
+    /// What the preparation did with each layer; None without a recipe.
+    pub fn report(&self) -> Option<&PrepareReport> {
+        self.state.report()
+    }
+
+    /// Restores the run from its checkpoint, so that it continues to the bit. False if there is none: a run that was stopped before its
+    /// first checkpoint starts over.
+    ///
+    /// # Errors
+    /// [`Error::OtherRun`] for a checkpoint of other settings, and as [`TrainState::resume`]; nothing is changed then.
+    pub fn resume(&mut self) -> Result<bool> {
+        let Some(path) = self.checkpoint.clone().filter(|path| path.exists()) else {
+            return Ok(false);
+        };
+        let fixed = self.config.fixed(self.task.fingerprint());
+        fits(&path, &training_meta(&path)?.extra, &fixed)?;
+        self.state.resume(&path)?;
+        self.saved = Some(self.state.step());
+        Ok(true)
+    }
+
+    fn guard(&self, part: usize) -> Result<Option<AutocastGuard>> {
+        let Some(recipe) = &self.config.recipe else {
+            return Ok(None);
+        };
+        let autocast = Autocast::new(recipe.clone()).micro_batch(part as u32);
+        let next = self.state.step() + 1;
+        let measures = (self.config.stats_every).is_some_and(|n| next.is_multiple_of(n));
+        let autocast = match measures {
+            true => autocast.with_stats(&self.stats),
+            false => autocast,
+        };
+        Ok(Some(fp8_autocast(autocast)?))
+    }
+
+    /// The gradients of a step.
+    fn gradients(&self) -> Result<Gradients> {
+        let parts = self.config.micro_batches;
+        let step = self.state.step();
+        let outer = self.guard(0)?;
+        let mut sum = Gradients::default();
+        let mut accumulator = GradAccumulator::new(self.state.vars());
+        for index in 0..parts {
+            let batch = (self.task).micro_batch(step, Part::new(index, parts))?;
+            let targets = self.task.targets(&batch);
+            if targets == 0 {
+                continue;
+            }
+            let inner = match parts {
+                1 => None,
+                _ => self.guard(index)?,
+            };
+            let loss = self.task.loss(self.state.model(), &batch)?;
+            let grads = crate::backward(&loss)?;
+            drop(inner);
+            sum.add(&loss, targets, self.task.tokens(&batch))?;
+            match parts {
+                1 => sum.grads = Some(grads),
+                _ => accumulator.add_weighted(grads, targets as f64)?,
+            }
+        }
+        if sum.targets == 0 {
+            return Err(Error::EmptyBatch { step: step + 1 });
+        }
+        if parts > 1 {
+            sum.grads = Some(accumulator.finish_mean()?);
+        }
+        sum.summary = outer.map(AutocastGuard::close).transpose()?;
+        Ok(sum)
+    }
+
+    /// Where Inf or NaN came first in a step.
+    fn origin(&self, unread: &Unread) -> Result<String> {
+        if let Some(summary) = &unread.summary
+            && let Some(first) = summary.first_non_finite()?
+        {
+            return Ok(first);
+        }
+        let vars = self.state.vars().data().lock();
+        let vars = vars.map_err(|_| candle_core::Error::msg("the VarMap's lock is poisoned"))?;
+        let mut names: Vec<_> = vars.iter().collect();
+        names.sort_by_key(|(name, _)| *name);
+        for (name, var) in names {
+            let sum = var.to_dtype(candle_core::DType::F32)?.sum_all()?;
+            if !sum.to_scalar::<f32>()?.is_finite() {
+                return Ok(format!("the parameter {name}"));
+            }
+        }
+        Ok("the forward or the backward pass: all parameters are finite".to_string())
+    }
+
+    fn not_finite(&self, unread: &Unread, what: String) -> Result<Error> {
+        let checkpoint = self.checkpoint.clone();
+        Ok(Error::NotFinite {
+            name: self.name.clone(),
+            step: unread.step,
+            what,
+            origin: self.origin(unread)?,
+            checkpoint: checkpoint.zip(self.saved),
+        })
+    }
+}
+
+#[derive(Default)]
+struct Gradients {
+    grads: Option<GradStore>,
+    loss: Option<Tensor>,
+    targets: usize,
+    tokens: usize,
+    summary: Option<StepSummary>,
+}
+
+impl Gradients {
+    fn add(&mut self, loss: &Tensor, targets: usize, tokens: usize) -> Result<()> {
+        let loss = (loss.detach().to_dtype(candle_core::DType::F32)? * targets as f64)?;
+        self.loss = Some(match self.loss.take() {
+            Some(sum) => (sum + loss)?,
+            None => loss,
+        });
+        self.targets += targets;
+        self.tokens += tokens;
+        Ok(())
+    }
+}
+
+impl<M: Fp8Module, T: Task<M>> Learner for Trainer<M, T> {
+    type Error = Error;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn step(&self) -> u64 {
+        self.state.step()
+    }
+
+    fn train_step(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        let lr = self.config.schedule.lr(self.state.step());
+        let mut made = self.gradients()?;
+        let (Some(grads), Some(loss)) = (made.grads.take(), made.loss.take()) else {
+            return Err(Error::EmptyBatch {
+                step: self.state.step() + 1,
+            });
+        };
+        if !self.gradients_checked {
+            let parameters = check_gradients(self.state.vars(), &grads);
+            if !parameters.is_empty() {
+                return Err(Error::NoGradient {
+                    name: self.name.clone(),
+                    parameters,
+                });
+            }
+            self.gradients_checked = true;
+        }
+        self.state.optimizer_mut().set_lr(lr)?;
+        let report = self.state.apply_gradients(&grads)?;
+        self.unread.push(Unread {
+            step: self.state.step(),
+            loss,
+            targets: made.targets,
+            tokens: made.tokens,
+            lr,
+            report,
+            summary: made.summary,
+            begin,
+            ms: begin.elapsed().as_secs_f64() * 1e3,
+        });
+        Ok(())
+    }
+
+    fn read_steps(&mut self) -> Result<Vec<StepRecord>> {
+        let unread = std::mem::take(&mut self.unread);
+        let Some(first) = unread.first() else {
+            return Ok(vec![]);
+        };
+        let begin = first.begin;
+        let losses: Vec<&Tensor> = unread.iter().map(|step| &step.loss).collect();
+        let losses = Tensor::stack(&losses, 0)?.to_vec1::<f32>()?;
+        // A device that runs behind the host has ended all of these steps now; their mean is what is known.
+        let mean = begin.elapsed().as_secs_f64() * 1e3 / unread.len() as f64;
+        let mut records = vec![];
+        for (unread, sum) in unread.iter().zip(losses) {
+            let loss = f64::from(sum) / unread.targets as f64;
+            if !loss.is_finite() {
+                let what = format!("the loss is {loss}");
+                return Err(self.not_finite(unread, what)?);
+            }
+            self.skipped = match unread.report.skipped()? {
+                true => self.skipped + 1,
+                false => 0,
+            };
+            if self.skipped >= MOST_SKIPPED {
+                let what =
+                    format!("the gradients of {MOST_SKIPPED} steps were not finite, the last");
+                return Err(self.not_finite(unread, what)?);
+            }
+            records.push(StepRecord {
+                step: unread.step,
+                loss,
+                lr: unread.lr,
+                grad_norm: unread.report.grad_norm()?,
+                ms: match self.device.is_cpu() {
+                    true => unread.ms,
+                    false => mean,
+                },
+                tokens: unread.tokens,
+            });
+        }
+        Ok(records)
+    }
+
+    fn reading_waits(&self) -> bool {
+        !self.device.is_cpu()
+    }
+
+    fn validate(&mut self) -> Result<Option<f64>> {
+        let recipe = self.config.recipe.clone();
+        let guard = recipe.map(|recipe| fp8_autocast(Autocast::new(recipe).training(false)));
+        let _guard = guard.transpose()?;
+        let (mut sum, mut targets) = (0., 0);
+        for index in 0..self.task.validation_batches() {
+            let batch = self.task.validation_batch(index)?;
+            let count = self.task.targets(&batch);
+            if count > 0 {
+                let loss = self.task.loss(self.state.model(), &batch)?;
+                let loss = loss.to_dtype(candle_core::DType::F32)?.to_scalar::<f32>()?;
+                sum += f64::from(loss) * count as f64;
+                targets += count;
+            }
+        }
+        Ok((targets > 0).then(|| sum / targets as f64))
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let Some(path) = &self.checkpoint else {
+            return Ok(());
+        };
+        self.state.extra = self.config.fixed(self.task.fingerprint());
+        self.state.save(path)?;
+        self.saved = Some(self.state.step());
+        Ok(())
+    }
+
+    fn take_stats(&mut self) -> Option<StatsReport> {
+        Some(self.stats.take()).filter(|report| !report.rows.is_empty())
+    }
+}
+
+impl<M, T> std::fmt::Debug for Trainer<M, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer")
+            .field("name", &self.name)
+            .field("state", &self.state)
+            .field("checkpoint", &self.checkpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Fails if a setting of the checkpoint at `path` differs from that of this run.
+fn fits(path: &Path, saved: &Value, now: &Value) -> Result<()> {
+    let keys = now.as_object().into_iter().flat_map(|now| now.keys());
+    for key in keys {
+        if saved.get(key) != now.get(key) {
+            let show = |value: Option<&Value>| value.map_or("missing".into(), Value::to_string);
+            return Err(Error::OtherRun {
+                path: path.to_path_buf(),
+                key: key.clone(),
+                saved: show(saved.get(key)),
+                now: show(now.get(key)),
+            });
+        }
+    }
+    Ok(())
+}
