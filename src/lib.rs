@@ -54,7 +54,7 @@ pub use fp8_ranks as ranks;
 pub use fp8_recipes;
 pub use fp8_recipes::*;
 pub use fp8_scaled;
-pub use memory::keep_freed_memory;
+pub use memory::{MemoryInUse, keep_freed_memory, memory_in_use};
 
 /// Scaled arithmetic: tensors and operations of [`fp8_scaled`], parameters and files of [`fp8_recipes::scaled`].
 ///

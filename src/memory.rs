@@ -1,4 +1,4 @@
-//! Keeps freed memory for later allocations.
+//! Memory of this process: keeps what is freed for later allocations, and says how much is in use.
 
 /// Makes this process keep the memory that it frees. Call it first in `main`; returns true if it took effect.
 ///
@@ -33,4 +33,34 @@ pub fn keep_freed_memory() -> bool {
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     false
+}
+
+/// Memory of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInUse {
+    /// Bytes in memory now.
+    pub resident: u64,
+    /// The most bytes that were in memory at a time.
+    pub peak: u64,
+}
+
+/// The memory that this process uses, from the system's own count; None where the system has no `/proc/self/status`.
+///
+/// ```
+/// if let Some(used) = fp8::memory_in_use() {
+///     assert!(used.peak >= used.resident);
+/// }
+/// ```
+pub fn memory_in_use() -> Option<MemoryInUse> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let bytes = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        Some(kib << 10)
+    };
+    // The peak is counted in larger steps than the present use.
+    let resident = bytes("VmRSS:")?;
+    let peak = bytes("VmHWM:")?.max(resident);
+    Some(MemoryInUse { resident, peak })
 }

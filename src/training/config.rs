@@ -6,7 +6,7 @@ use crate::optim::{AdamWConfig, LrSchedule};
 use crate::{PrepareOptions, Recipe};
 use serde_json::{Value, json};
 
-/// What a [`Trainer`](super::Trainer) does with a model, besides its [`Task`](super::Task).
+/// What a [`Trainer`](super::Trainer) does with a model, besides its [`Objective`](super::Objective).
 ///
 /// ```
 /// use fp8::RecipeName;
@@ -64,7 +64,7 @@ impl TrainerConfig {
         }
     }
 
-    /// What a resumed run must agree with; `data` is the fingerprint of its task.
+    /// What a resumed run must agree with; `data` is the fingerprint of its objective.
     pub(super) fn fixed(&self, data: String) -> Value {
         json!({
             "schedule": self.schedule,

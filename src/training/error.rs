@@ -20,6 +20,9 @@ pub enum Error {
     /// A model.
     #[error(transparent)]
     Model(#[from] crate::models::Error),
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] super::data::DataError),
     /// An operation of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -67,6 +70,14 @@ pub enum Error {
         name: String,
         /// The parameters.
         parameters: Vec<String>,
+    },
+    /// A model is of another kind than its objective.
+    #[error("only {expected} can learn to {objective}")]
+    Objective {
+        /// What is to be learned.
+        objective: &'static str,
+        /// What can learn it.
+        expected: &'static str,
     },
     /// No micro-batch of a step has a token or a label to learn from.
     #[error("step {step}: no token of the batch has a target")]

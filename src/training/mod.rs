@@ -4,30 +4,33 @@
 //! |---|---|
 //! | [`Trainer`] | a model, its optimizer and its recipe; makes steps, validates, saves, resumes |
 //! | [`TrainerConfig`] | steps, schedule, optimizer, recipe, micro-batches |
-//! | [`Task`] | what is learned: batches and their loss |
+//! | [`Objective`] | what is learned: batches and their loss |
+//! | [`TrainableModel`], [`Trained`] | a model of a file with variables as parameters; the file of its trained values |
 //! | [`train`] | drives one or several [`Learner`]s, taking turns, until the last step or a stop |
 //! | [`RunFolder`], [`Metrics`] | the files of a run: checkpoints, `metrics.jsonl`, `summary.json`, `loss.svg` |
 //!
 //! [`crate::guide::fine_tuning`] goes through a run.
 
+mod base;
 mod config;
 mod error;
 mod folder;
 mod learner;
 mod metrics;
+mod objective;
 mod plot;
 mod progress;
-mod task;
 mod trainer;
 mod turns;
 
+pub use base::{TrainableModel, Trained};
 pub use config::TrainerConfig;
 pub use error::{Error, Result};
 pub use folder::RunFolder;
 pub use learner::{Learner, StepRecord};
 pub use metrics::{Line, Metrics};
+pub use objective::{Objective, Part};
 pub use plot::loss_svg;
 pub use progress::{Events, Progress, Silent, Stop};
-pub use task::{Part, Task};
 pub use trainer::Trainer;
 pub use turns::{Ended, TurnOptions, train};

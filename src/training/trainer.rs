@@ -3,7 +3,7 @@
 use super::config::TrainerConfig;
 use super::error::{Error, Result};
 use super::learner::{Learner, StepRecord};
-use super::task::{Part, Task};
+use super::objective::{Objective, Part};
 use crate::checkpoint::training_meta;
 use crate::optim::{AdamW, StepReport};
 use crate::{
@@ -20,14 +20,14 @@ use std::time::Instant;
 /// Steps in a row that may be skipped because of gradients that are not finite.
 const MOST_SKIPPED: usize = 20;
 
-/// A model `M` that learns a [`Task`] by AdamW, in high precision or under a recipe.
+/// A model `M` that learns a [`Objective`] by AdamW, in high precision or under a recipe.
 ///
 /// Each step makes the gradients of all micro-batches, weighted by their targets, and applies their mean. [`train`](super::train) drives it, or
 /// you call [`Learner::train_step`] yourself.
 pub struct Trainer<M, T> {
     name: String,
     state: TrainState<M, AdamW>,
-    task: T,
+    objective: T,
     config: TrainerConfig,
     device: Device,
     checkpoint: Option<PathBuf>,
@@ -54,8 +54,8 @@ struct Unread {
     ms: f64,
 }
 
-impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
-    /// Trains `vars`, the variables of `model`, for `task`. `name` stands in metrics and messages. With a recipe the model is prepared.
+impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
+    /// Trains `vars`, the variables of `model`, for `objective`. `name` stands in metrics and messages. With a recipe the model is prepared.
     ///
     /// # Errors
     /// [`Error::Setting`], and what [`TrainState::create`] finds.
@@ -63,7 +63,7 @@ impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
         name: impl Into<String>,
         model: M,
         vars: VarMap,
-        task: T,
+        objective: T,
         config: TrainerConfig,
     ) -> Result<Self> {
         config.check()?;
@@ -73,7 +73,7 @@ impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
         Ok(Self {
             name: name.into(),
             state,
-            task,
+            objective,
             config,
             device,
             checkpoint: None,
@@ -102,8 +102,8 @@ impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
     }
 
     /// What is learned.
-    pub fn task(&self) -> &T {
-        &self.task
+    pub fn objective(&self) -> &T {
+        &self.objective
     }
 
     /// What the preparation did with each layer; None without a recipe.
@@ -120,7 +120,7 @@ impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
         let Some(path) = self.checkpoint.clone().filter(|path| path.exists()) else {
             return Ok(false);
         };
-        let fixed = self.config.fixed(self.task.fingerprint());
+        let fixed = self.config.fixed(self.objective.fingerprint());
         fits(&path, &training_meta(&path)?.extra, &fixed)?;
         self.state.resume(&path)?;
         self.saved = Some(self.state.step());
@@ -149,8 +149,8 @@ impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
         let mut sum = Gradients::default();
         let mut accumulator = GradAccumulator::new(self.state.vars());
         for index in 0..parts {
-            let batch = (self.task).micro_batch(step, Part::new(index, parts))?;
-            let targets = self.task.targets(&batch);
+            let batch = (self.objective).micro_batch(step, Part::new(index, parts))?;
+            let targets = self.objective.targets(&batch);
             if targets == 0 {
                 continue;
             }
@@ -158,10 +158,10 @@ impl<M: Fp8Module, T: Task<M>> Trainer<M, T> {
                 1 => None,
                 _ => self.guard(index)?,
             };
-            let loss = self.task.loss(self.state.model(), &batch)?;
+            let loss = self.objective.loss(self.state.model(), &batch)?;
             let grads = crate::backward(&loss)?;
             drop(inner);
-            sum.add(&loss, targets, self.task.tokens(&batch))?;
+            sum.add(&loss, targets, self.objective.tokens(&batch))?;
             match parts {
                 1 => sum.grads = Some(grads),
                 _ => accumulator.add_weighted(grads, targets as f64)?,
@@ -231,7 +231,7 @@ impl Gradients {
     }
 }
 
-impl<M: Fp8Module, T: Task<M>> Learner for Trainer<M, T> {
+impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
     type Error = Error;
 
     fn name(&self) -> &str {
@@ -327,11 +327,11 @@ impl<M: Fp8Module, T: Task<M>> Learner for Trainer<M, T> {
         let guard = recipe.map(|recipe| fp8_autocast(Autocast::new(recipe).training(false)));
         let _guard = guard.transpose()?;
         let (mut sum, mut targets) = (0., 0);
-        for index in 0..self.task.validation_batches() {
-            let batch = self.task.validation_batch(index)?;
-            let count = self.task.targets(&batch);
+        for index in 0..self.objective.validation_batches() {
+            let batch = self.objective.validation_batch(index)?;
+            let count = self.objective.targets(&batch);
             if count > 0 {
-                let loss = self.task.loss(self.state.model(), &batch)?;
+                let loss = self.objective.loss(self.state.model(), &batch)?;
                 let loss = loss.to_dtype(candle_core::DType::F32)?.to_scalar::<f32>()?;
                 sum += f64::from(loss) * count as f64;
                 targets += count;
@@ -344,7 +344,7 @@ impl<M: Fp8Module, T: Task<M>> Learner for Trainer<M, T> {
         let Some(path) = &self.checkpoint else {
             return Ok(());
         };
-        self.state.extra = self.config.fixed(self.task.fingerprint());
+        self.state.extra = self.config.fixed(self.objective.fingerprint());
         self.state.save(path)?;
         self.saved = Some(self.state.step());
         Ok(())

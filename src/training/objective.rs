@@ -28,7 +28,7 @@ impl Part {
 /// What is learned: batches, and their loss under a model `M`.
 ///
 /// Batches depend on the step alone, so that a resumed run sees the same ones.
-pub trait Task<M> {
+pub trait Objective<M> {
     /// A micro-batch, with all that the loss needs.
     type Batch;
 

@@ -1,0 +1,201 @@
+//! What a run is begun with. The run's folder stores it, so that `--resume` needs nothing else.
+
+use crate::usage::Usage;
+use anyhow::{Result, ensure};
+use fp8::optim::{AdamWConfig, LrSchedule};
+use fp8::training::{DatasetOptions, TrainerConfig, Validation};
+use fp8::{PrepareOptions, Recipe, RecipeName};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The name of high precision among recipes.
+pub const F32: &str = "f32";
+
+#[derive(Debug, Clone, Serialize, Deserialize, clap::Args)]
+pub struct Settings {
+    /// Text files, JSON lines (`text`, `messages`, `prompt` and `completion`, or `text` and `label`), or folders of text files
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "resume")]
+    pub data: Vec<PathBuf>,
+    /// Files to validate on [default: a twentieth of the data]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub validation: Vec<PathBuf>,
+    /// Optimizer steps
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Rows of a step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::usage::at_least(1))]
+    pub batch: usize,
+    /// Tokens of a row
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = crate::usage::at_least(2))]
+    pub context: usize,
+    /// Parts of a step's rows whose gradients are computed one after the other: less memory
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = crate::usage::at_least(1))]
+    pub micro_batches: usize,
+    /// How linear layers compute: f32, or an FP8 recipe such as delayed, tensorwise, rowwise, current, blockwise or mxfp8
+    #[arg(long, value_name = "RECIPE", default_value = "delayed")]
+    pub recipe: String,
+    /// Another recipe, or f32, for the layers whose path matches: PATTERN=RECIPE
+    #[arg(long, value_name = "PATTERN=RECIPE")]
+    pub layer: Vec<String>,
+    /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]
+    #[arg(long, value_name = "X")]
+    pub lr: Option<f64>,
+    /// How the learning rate goes on after the warm-up
+    #[arg(long, value_enum, default_value_t = Schedule::Cosine)]
+    pub schedule: Schedule,
+    /// Steps in which the learning rate rises [default: a twentieth of all]
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<u64>,
+    /// Weight decay of matrices
+    #[arg(long, value_name = "X", default_value_t = 0.)]
+    pub weight_decay: f64,
+    /// The norm that gradients are clipped to
+    #[arg(long, value_name = "X", default_value_t = 1.)]
+    pub max_grad_norm: f64,
+    /// Seed of the order of the data and of new parameters
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Give each document rows of its own
+    #[arg(long)]
+    pub no_packing: bool,
+    /// Recompute the layers in the backward pass instead of keeping what they have computed: less memory, the same results
+    #[arg(long)]
+    pub recompute: bool,
+    /// Train adapters of this rank beside the frozen model instead of its weights
+    #[arg(long, value_name = "RANK", value_parser = crate::usage::at_least(1))]
+    pub lora: Option<usize>,
+    /// Weight of the adapters, which is divided by their rank [default: twice the rank]
+    #[arg(long, value_name = "X", requires = "lora")]
+    pub alpha: Option<f64>,
+    /// The layers that get adapters: names that end their paths, separated by commas, or all-linear
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "q_proj,v_proj")]
+    pub target: Vec<String>,
+    /// Share of an adapter's inputs that training drops
+    #[arg(long, value_name = "P", default_value_t = 0.)]
+    pub dropout: f32,
+    /// Steps between two checkpoints
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    pub checkpoint_every: u64,
+    /// Steps between two validations [default: a tenth of all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub validate_every: Option<u64>,
+    /// Measure every cast of each Nth step, and write stats.jsonl
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub stats: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    Cosine,
+    Constant,
+}
+
+impl Settings {
+    /// The data as `fp8::training` takes it.
+    pub fn dataset(&self) -> DatasetOptions {
+        let options = DatasetOptions::new(self.context)
+            .with_packing(!self.no_packing)
+            .with_seed(self.seed);
+        match self.validation.is_empty() {
+            true => options,
+            false => options.with_validation(Validation::Files(self.validation.clone())),
+        }
+    }
+
+    /// The trainer's settings.
+    pub fn trainer(&self) -> Result<TrainerConfig> {
+        ensure!(
+            self.batch >= self.micro_batches,
+            Usage(format!(
+                "--micro-batches is {}, but a step has {} rows",
+                self.micro_batches, self.batch
+            ))
+        );
+        let lr = self.lr.unwrap_or(match self.lora {
+            Some(_) => 2e-4,
+            None => 2e-5,
+        });
+        let warmup_steps = self.warmup.unwrap_or(self.steps / 20);
+        let schedule = match self.schedule {
+            Schedule::Cosine => LrSchedule::cosine(lr, warmup_steps, self.steps),
+            Schedule::Constant => LrSchedule::Constant { lr, warmup_steps },
+        };
+        let optimizer = AdamWConfig {
+            lr,
+            weight_decay: self.weight_decay,
+            max_grad_norm: Some(self.max_grad_norm),
+            ..AdamWConfig::default()
+        };
+        let config = TrainerConfig::new(schedule)
+            .with_optimizer(optimizer)
+            .with_recipe(self.named()?)
+            .with_prepare(self.prepare()?)
+            .with_micro_batches(self.micro_batches)
+            .with_stats_every(self.stats)
+            .with_settings(serde_json::to_value(Fixed::of(self))?);
+        Ok(config)
+    }
+
+    /// The recipe of the guard. With adapters the base computes by the scheme of its file, without a guard.
+    fn named(&self) -> Result<Option<Recipe>> {
+        match self.lora {
+            Some(_) => Ok(None),
+            None => recipe("--recipe", &self.recipe),
+        }
+    }
+
+    fn prepare(&self) -> Result<PrepareOptions> {
+        let mut options = PrepareOptions::default();
+        for rule in &self.layer {
+            let Some((pattern, name)) = rule.rsplit_once('=') else {
+                let expected = "expected PATTERN=RECIPE";
+                return Err(Usage(format!("--layer is {rule}: {expected}")).into());
+            };
+            options = match recipe("--layer", name)? {
+                Some(recipe) => options.with_recipe(pattern, recipe)?,
+                None => options.with_off(pattern)?,
+            };
+        }
+        Ok(options)
+    }
+}
+
+/// None for high precision.
+fn recipe(flag: &str, name: &str) -> Result<Option<Recipe>> {
+    if name == F32 {
+        return Ok(None);
+    }
+    let name: RecipeName = name
+        .parse()
+        .map_err(|error| Usage(format!("{flag} is {name}: {error}, or f32")))?;
+    Ok(Some(name.into()))
+}
+
+/// What a resumed run must agree with, besides what the trainer compares itself.
+#[derive(Serialize)]
+struct Fixed<'a> {
+    steps: u64,
+    recipe: &'a str,
+    layer: &'a [String],
+    lora: Option<usize>,
+    alpha: Option<f64>,
+    target: &'a [String],
+    dropout: f32,
+    seed: u64,
+}
+
+impl<'a> Fixed<'a> {
+    fn of(settings: &'a Settings) -> Self {
+        Self {
+            steps: settings.steps,
+            recipe: &settings.recipe,
+            layer: &settings.layer,
+            lora: settings.lora,
+            alpha: settings.alpha,
+            target: &settings.target,
+            dropout: settings.dropout,
+            seed: settings.seed,
+        }
+    }
+}
