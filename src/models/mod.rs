@@ -20,7 +20,7 @@ mod files;
 mod generation;
 mod layers;
 mod open;
-mod setters;
+pub(crate) mod setters;
 mod text;
 
 pub use error::{Error, Result, TextError};

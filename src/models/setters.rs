@@ -16,4 +16,4 @@ macro_rules! setters {
     };
 }
 
-pub(super) use setters;
+pub(crate) use setters;
