@@ -6,6 +6,8 @@
 //! | [`TrainerConfig`] | steps, schedule, optimizer, recipe, micro-batches |
 //! | [`Objective`] | what is learned: batches and their loss |
 //! | [`TrainableModel`], [`Trained`] | a model of a file with variables as parameters; the file of its trained values |
+//! | [`Dataset`] | batches of text files, chats and labelled texts |
+//! | [`NextToken`] | the objective of language models |
 //! | [`train`] | drives one or several [`Learner`]s, taking turns, until the last step or a stop |
 //! | [`RunFolder`], [`Metrics`] | the files of a run: checkpoints, `metrics.jsonl`, `summary.json`, `loss.svg` |
 //!
@@ -13,8 +15,10 @@
 
 mod base;
 mod config;
+mod data;
 mod error;
 mod folder;
+mod language_model;
 mod learner;
 mod metrics;
 mod objective;
@@ -25,8 +29,12 @@ mod turns;
 
 pub use base::{TrainableModel, Trained};
 pub use config::TrainerConfig;
+pub use data::{
+    Batch, DataError, Dataset, DatasetOptions, DatasetSummary, IGNORED, Place, Task, Validation,
+};
 pub use error::{Error, Result};
 pub use folder::RunFolder;
+pub use language_model::NextToken;
 pub use learner::{Learner, StepRecord};
 pub use metrics::{Line, Metrics};
 pub use objective::{Objective, Part};

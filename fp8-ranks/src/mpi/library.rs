@@ -181,7 +181,7 @@ impl Communicator {
         })
     }
 
-    /// `MPI_Iallreduce` of `count` elements: the maximum of U32, the sum of F32 and F64.
+    /// `MPI_Iallreduce` of `count` elements: the maximum of the bits of U32 as signed integers, the sum of F32 and F64.
     ///
     /// # Safety
     /// Until the request is done, `send` is valid for reads and `receive` for writes of so many elements, nothing else writes to
@@ -198,7 +198,7 @@ impl Communicator {
             match of {
                 DType::F32 => (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM),
                 DType::F64 => (ffi::RSMPI_DOUBLE, ffi::RSMPI_SUM),
-                _ => (ffi::RSMPI_UINT32_T, ffi::RSMPI_MAX),
+                _ => (ffi::RSMPI_INT32_T, ffi::RSMPI_MAX),
             }
         };
         // SAFETY: the caller's promise, and `self.raw` is a communicator.

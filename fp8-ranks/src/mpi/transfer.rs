@@ -22,6 +22,8 @@ struct Memory {
     /// What is copied to the target at the end.
     rounds: Vec<Round>,
     parts: Vec<Parts>,
+    /// Whether the top bits of source and target are flipped: see [`flipped`].
+    flipped: bool,
 }
 
 /// Data that was cut because MPI counts with 32 bits, as it comes and goes in one call.
@@ -40,6 +42,15 @@ impl Drop for Transfer {
             std::mem::forget(self.memory.take());
         }
     }
+}
+
+/// U32 with the top bit of each element flipped: as signed integers they have the order that the values have without a sign. MPICH
+/// 4.0 takes the maximum of unsigned integers as if they had a sign.
+fn flipped(tensor: &Tensor) -> Result<Tensor, Failure> {
+    let values = tensor.flatten_all()?.to_vec1::<u32>()?;
+    let len = values.len();
+    let values: Vec<u32> = values.into_iter().map(|value| value ^ (1 << 31)).collect();
+    Ok(Tensor::from_vec(values, len, tensor.device())?)
 }
 
 /// Begins of parts that lie one after the other.
@@ -75,6 +86,9 @@ impl Transfer {
             Collective::Broadcast { .. } | Collective::Barrier => {
                 (None, Target::zeros(dtype, len)?)
             }
+            Collective::MaxOfBits { own } => {
+                (Some(Source::new(flipped(own)?)), Target::zeros(dtype, len)?)
+            }
             other => {
                 let source = other.tensor().cloned().map(Source::new);
                 (source, Target::zeros(dtype, len)?)
@@ -85,6 +99,7 @@ impl Transfer {
             target,
             rounds: vec![],
             parts: vec![],
+            flipped: matches!(collective, Collective::MaxOfBits { .. }),
         };
         let mut this = Self {
             requests: vec![],

@@ -185,6 +185,18 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::NoChatTemplate`], and [`TextError::ChatTemplate`] for a template that does not compile or rejects these messages.
     pub fn chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+        self.rendered(messages, true)
+    }
+
+    /// Formats a chat with the model's template as it is after the last message, as text to train on.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::chat`].
+    pub fn transcript(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+        self.rendered(messages, false)
+    }
+
+    fn rendered(&self, messages: &[ChatMessage], answer: bool) -> Result<String, TextError> {
         let Some(template) = &self.chat_template else {
             // The folder, or the GGUF file.
             let folder = self
@@ -194,7 +206,12 @@ impl Tokenizer {
             let path = folder.unwrap_or(&self.path).to_path_buf();
             return Err(TextError::NoChatTemplate { path });
         };
-        template.render(messages, &self.bos_text, &self.eos_text)
+        template.render(messages, answer, [&self.bos_text, &self.eos_text])
+    }
+
+    /// The text of the end token, empty if unknown: what a chat template writes as `eos_token`.
+    pub(crate) fn eos_text(&self) -> &str {
+        &self.eos_text
     }
 
     /// The underlying tokenizer.

@@ -38,14 +38,15 @@ impl Template {
         Self { path, source }
     }
 
-    /// Formats messages as the model expects them.
+    /// Formats messages as the model expects them, with the beginning of an answer if `answer`.
     pub fn render(
         &self,
         messages: &[ChatMessage],
-        bos: &str,
-        eos: &str,
+        answer: bool,
+        [bos, eos]: [&str; 2],
     ) -> Result<String, TextError> {
-        self.on_a_stack(messages, bos, eos).map_err(|mut reason| {
+        let work = || render(&self.source, messages, answer, [bos, eos]);
+        self.on_a_stack(work).map_err(|mut reason| {
             if reason.len() > MAX_REASON {
                 reason.truncate(reason.floor_char_boundary(MAX_REASON));
                 reason += "...";
@@ -57,14 +58,17 @@ impl Template {
         })
     }
 
-    fn on_a_stack(&self, messages: &[ChatMessage], bos: &str, eos: &str) -> Result<String, String> {
+    fn on_a_stack(
+        &self,
+        work: impl FnOnce() -> Result<String, Error> + Send,
+    ) -> Result<String, String> {
         if self.source.len() > MAX_SOURCE {
             let bytes = self.source.len();
             return Err(format!(
                 "it has {bytes} bytes, expected at most {MAX_SOURCE}"
             ));
         }
-        let work = || caught(|| render(&self.source, messages, bos, eos).map_err(text));
+        let work = || caught(|| work().map_err(text));
         std::thread::scope(|scope| {
             let builder = std::thread::Builder::new().stack_size(STACK);
             let thread = builder.spawn_scoped(scope, work);
@@ -87,7 +91,12 @@ fn text(error: Error) -> String {
 }
 
 /// Renders with the settings and functions that transformers gives templates.
-fn render(source: &str, messages: &[ChatMessage], bos: &str, eos: &str) -> Result<String, Error> {
+fn render(
+    source: &str,
+    messages: &[ChatMessage],
+    answer: bool,
+    [bos, eos]: [&str; 2],
+) -> Result<String, Error> {
     let budget = Budget::new();
     let mut jinja = Environment::new();
     jinja.set_fuel(Some(FUEL));
@@ -119,7 +128,7 @@ fn render(source: &str, messages: &[ChatMessage], bos: &str, eos: &str) -> Resul
         .map(|message| context! { role => &message.role, content => &message.content })
         .collect();
     let root =
-        context! { messages, bos_token => bos, eos_token => eos, add_generation_prompt => true };
+        context! { messages, bos_token => bos, eos_token => eos, add_generation_prompt => answer };
     let mut text = String::new();
     let out = &mut make_string_output(&mut text);
     eval(&jinja, &instructions, root, &blocks, out, AutoEscape::None)?;

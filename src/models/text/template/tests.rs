@@ -9,7 +9,7 @@ fn rendered(source: &str) -> Result<String, String> {
         ChatMessage::new("assistant", "ho"),
     ];
     template
-        .render(&messages, "<s>", "</s>")
+        .render(&messages, true, ["<s>", "</s>"])
         .map_err(|error| error.to_string())
 }
 

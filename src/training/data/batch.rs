@@ -1,0 +1,34 @@
+//! Rows of tokens with what a model shall predict.
+
+/// The target where nothing is predicted.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Rows of tokens, one after another, with their targets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Batch {
+    /// Number of rows.
+    pub rows: usize,
+    /// Tokens of each row.
+    pub context: usize,
+    /// `rows * context` tokens.
+    pub tokens: Vec<u32>,
+    /// The token that follows each token in its document, as many as `tokens`. [`IGNORED`] at the last token of a segment, before tokens
+    /// that a model does not have to predict (prompts), in padding, and everywhere in labelled texts.
+    pub targets: Vec<u32>,
+    /// For each row the lengths of its segments, which sum to `context`. Tokens of a segment must not attend to other segments. The last
+    /// segment is padding if the row has any.
+    pub segments: Vec<Vec<usize>>,
+    /// For each row how many tokens at its end are padding.
+    pub padding: Vec<usize>,
+    /// For classification the class of each row, a position in [`Dataset::labels`](crate::training::Dataset::labels).
+    pub labels: Option<Vec<u32>>,
+}
+
+impl Batch {
+    /// Number of targets that are not [`IGNORED`].
+    pub fn predicted(&self) -> usize {
+        let predicted = self.targets.iter().filter(|&&target| target != IGNORED);
+        predicted.count()
+    }
+}

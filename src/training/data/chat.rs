@@ -1,0 +1,82 @@
+//! Prompts and chats as tokens, with what of them is learned.
+
+use super::encode::Encoder;
+use super::error::{DataError, Place};
+use crate::models::{ChatMessage, TextError};
+
+/// Tokens, and for each whether a model shall learn to predict it.
+pub(super) type Marked = (Vec<u32>, Vec<bool>);
+
+/// Number of tokens with which both begin.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    let equal = a.iter().zip(b).take_while(|(a, b)| a == b);
+    equal.count()
+}
+
+/// A text of which the part after `prompt` is learned: the tokens that do not belong to those of the prompt alone, and the token that
+/// ends the text.
+pub(super) fn completion(
+    encoder: &Encoder<'_>,
+    prompt: &str,
+    completion: &str,
+) -> Result<Marked, TextError> {
+    let ids = encoder.document(&format!("{prompt}{completion}"))?;
+    let given = common(&encoder.tokenizer.encode(prompt, true)?, &ids);
+    let learned = (0..ids.len()).map(|at| at >= given).collect();
+    Ok((ids, learned))
+}
+
+/// A chat in the words of its template. Of each answer from message `from` on the tokens are learned that the template writes after the
+/// beginning of an answer, up to the last special token.
+pub(super) fn chat(
+    encoder: &Encoder<'_>,
+    place: &Place,
+    messages: &[ChatMessage],
+    from: usize,
+) -> Result<Marked, DataError> {
+    let tokenizer = encoder.tokenizer;
+    let failed = |source| DataError::Text {
+        place: place.clone(),
+        source,
+    };
+    let encode = |text: &str| tokenizer.encode(text, false).map_err(failed);
+    let whole = tokenizer.transcript(messages).map_err(failed)?;
+    let ids = encode(&whole)?;
+    let mut learned = vec![false; ids.len()];
+    for (at, message) in messages.iter().enumerate().skip(from) {
+        if message.role != "assistant" {
+            continue;
+        }
+        let differs = |what| DataError::Turns {
+            place: place.clone(),
+            message: at + 1,
+            what,
+        };
+        let before = tokenizer.chat(&messages[..at]).map_err(failed)?;
+        if !whole.starts_with(&before) {
+            return Err(differs("the beginning of"));
+        }
+        let start = common(&encode(&before)?, &ids);
+        let mut end = ids.len();
+        if at + 1 < messages.len() {
+            let through = tokenizer.transcript(&messages[..=at]).map_err(failed)?;
+            // Some templates end the whole chat with the end token.
+            let through = match through.strip_suffix(tokenizer.eos_text()) {
+                Some(open) if !whole.starts_with(&through) => open,
+                _ => &through,
+            };
+            if !whole.starts_with(through) || through.len() < before.len() {
+                return Err(differs("the end of"));
+            }
+            end = common(&encode(through)?, &ids);
+        }
+        // What follows the end of the turn, a line end as a rule, comes from the template and not from the model.
+        let answer = ids.get(start..end).unwrap_or_default();
+        let last = answer.iter().rposition(|&id| encoder.is_special(id));
+        let end = last.map_or(end, |last| start + last + 1);
+        if let Some(learned) = learned.get_mut(start..end) {
+            learned.fill(true);
+        }
+    }
+    Ok((ids, learned))
+}

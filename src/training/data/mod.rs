@@ -1,0 +1,21 @@
+//! From files to batches: files, documents (`source.rs`, `lines.rs`), their tokens (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order
+//! for each epoch (`order.rs`), batches.
+
+mod batch;
+mod chat;
+mod corpus;
+mod dataset;
+mod encode;
+mod error;
+mod lines;
+mod options;
+mod order;
+mod pack;
+mod source;
+mod summary;
+
+pub use batch::{Batch, IGNORED};
+pub use dataset::Dataset;
+pub use error::{DataError, Place};
+pub use options::{DatasetOptions, Task, Validation};
+pub use summary::DatasetSummary;

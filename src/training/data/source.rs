@@ -1,0 +1,118 @@
+//! Files and folders as documents.
+
+use super::error::{DataError, Place};
+use super::lines;
+use crate::models::ChatMessage;
+use crate::read::read_text;
+use std::path::{Path, PathBuf};
+
+/// Bytes of the longest file. Its tokens take as much memory again.
+const MAX_FILE: u64 = 16 << 30;
+
+/// A document and where it is.
+#[derive(Debug)]
+pub(super) struct Document {
+    pub place: Place,
+    pub body: Body,
+}
+
+/// What a document is.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// The text of a whole file.
+    File(String),
+    /// `text` of a line.
+    Text(String),
+    /// `text` and `label`.
+    Labelled(String, Label),
+    /// `prompt` and `completion`, of which the second is learned.
+    Completion(String, String),
+    /// A chat, of which the assistant's messages from this one on are learned.
+    Chat(Vec<ChatMessage>, usize),
+}
+
+/// A label, in the order of classes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Label {
+    Integer(i64),
+    Name(String),
+}
+
+impl Label {
+    /// The name of its class.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Integer(number) => number.to_string(),
+            Self::Name(name) => name.clone(),
+        }
+    }
+}
+
+/// The documents of files and folders, in order.
+pub(super) fn read(paths: &[PathBuf]) -> Result<Vec<Document>, DataError> {
+    let mut files = vec![];
+    for path in paths {
+        match path.is_dir() {
+            true => list(path, &mut files)?,
+            false => files.push(path.clone()),
+        }
+    }
+    let mut documents = vec![];
+    for path in files {
+        let text = read_text(&path, MAX_FILE)?;
+        // Some editors put a byte order mark before the text.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+        let lines = path.extension().is_some_and(|extension| {
+            let known = ["jsonl", "ndjson", "json"];
+            known
+                .iter()
+                .any(|known| extension.eq_ignore_ascii_case(known))
+        });
+        if text.trim().is_empty() {
+            let expected = match lines {
+                true => "a JSON object on each line",
+                false => "text",
+            };
+            return Err(DataError::Empty { path, expected });
+        }
+        match lines {
+            true => documents.extend(lines::read(&path, text)?),
+            false => documents.push(Document {
+                place: Place::file(&path),
+                body: Body::File(text.into()),
+            }),
+        }
+    }
+    Ok(documents)
+}
+
+/// Adds the files of a folder and of the folders in it, sorted by path; those whose names begin with a dot are skipped.
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let error = |source| DataError::Folder {
+        path: folder.to_path_buf(),
+        source,
+    };
+    let mut entries = vec![];
+    for entry in std::fs::read_dir(folder).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            // Of the entry itself: a link to a folder might lead back to this one. Reading it as a file is an error.
+            let is_folder = entry.file_type().map_err(error)?.is_dir();
+            entries.push((entry.path(), is_folder));
+        }
+    }
+    if entries.is_empty() {
+        return Err(DataError::Empty {
+            path: folder.to_path_buf(),
+            expected: "text files or files of JSON lines",
+        });
+    }
+    entries.sort();
+    for (path, is_folder) in entries {
+        match is_folder {
+            true => list(&path, files)?,
+            false => files.push(path),
+        }
+    }
+    Ok(())
+}
