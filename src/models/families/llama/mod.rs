@@ -1,5 +1,6 @@
 //! Llama and its relatives: Mistral, Qwen2, Qwen3, Phi-3, and the mixtures Mixtral and Qwen3-MoE.
 
+mod adapted;
 mod attention;
 mod config;
 mod head;
@@ -11,6 +12,7 @@ mod params;
 pub use config::{LlamaConfig, MoeConfig, MoeNames};
 
 use super::causal_lm::CausalLm;
+use crate::models::adapters::Adapters;
 use crate::models::error::{Error, Result};
 use crate::models::layers::{KvCache, KvScales, KvSizes, LayerCache, Rows, in_pool, token_rows};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
@@ -108,6 +110,8 @@ pub struct Llama {
     dtype: DType,
     #[fp8(skip)]
     device: Device,
+    #[fp8(skip)]
+    adapters: Adapters,
 }
 
 impl Llama {
@@ -154,6 +158,7 @@ impl Llama {
             config: config.clone(),
             dtype: vb.dtype(),
             device: vb.device().clone(),
+            adapters: Adapters::default(),
         })
     }
 

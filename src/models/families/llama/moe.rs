@@ -3,6 +3,7 @@
 use super::mlp::{self, Mlp};
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
+use crate::models::layers::Projection;
 use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::ops;
@@ -41,6 +42,15 @@ impl Moe {
             experts: experts.collect::<Result<_>>()?,
             config: moe.clone(),
         })
+    }
+
+    pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Projection> {
+        self.experts.iter_mut().flat_map(Mlp::projections)
+    }
+
+    /// Takes the gradient from the router.
+    pub(super) fn freeze(&mut self) {
+        self.router = NamedTensor::new(self.router.path(), self.router.tensor().detach());
     }
 
     /// x: `[batch, tokens, hidden]`.
