@@ -14,6 +14,7 @@
 
 #![doc(test(attr(deny(warnings))))]
 
+pub mod adapter;
 pub mod atomic;
 mod check;
 pub mod contents;

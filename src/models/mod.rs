@@ -6,6 +6,7 @@
 //! | [`Llama`] | Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM; Mixtral and Qwen3-MoE |
 //! | [`Bert`] | encoders such as MiniLM, with mean pooling |
 //! | [`KvCache`] | keys and values of the tokens seen so far, in the model's dtype or in FP8 |
+//! | [`AdapterConfig`] | adapters of low rank (LoRA), which PEFT reads and writes: [`Model::add_adapter`] |
 //! | [`CausalLm`] | a language model as generation uses it |
 //! | [`generate()`], [`generate_text`] | continue prompts, many at once, token by token |
 //! | [`Tokenizer`] | text to tokens and back, chats |
@@ -14,6 +15,7 @@
 //! They are built on [`crate::nn`], so `prepare_fp8`, guards, calibration and `save_calibrated` work on them as on your own
 //! models.
 
+mod adapters;
 mod error;
 mod families;
 mod files;
@@ -28,6 +30,7 @@ pub use families::*;
 pub use files::gguf;
 #[cfg(feature = "hub")]
 pub use files::hub;
+pub use fp8_files::adapter::{AdapterConfig, AdapterError, Targets};
 pub use generation::*;
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};
 pub use open::{ModelOptions, config_of, of_checkpoint, open};

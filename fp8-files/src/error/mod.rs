@@ -1,7 +1,9 @@
 //! Errors of model files.
 
+mod adapter;
 mod file_kind;
 
+pub use adapter::AdapterError;
 pub use file_kind::FileKind;
 
 use crate::atomic::FileError;
@@ -22,6 +24,9 @@ pub enum Error {
     /// A pattern of layer paths is malformed.
     #[error(transparent)]
     Malformed(#[from] PatternError),
+    /// An adapter does not fit.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// A file could not be written.
     #[error(transparent)]
     Write(#[from] FileError),
@@ -67,7 +72,7 @@ pub enum Error {
         /// The parser's error.
         reason: String,
     },
-    /// A configuration describes a quantization that this library cannot load.
+    /// A configuration describes a quantization or an adapter that this library cannot load.
     #[error("{path}: `{key}` is {value}, which cannot be loaded; expected {expected}")]
     UnsupportedScheme {
         /// The configuration.

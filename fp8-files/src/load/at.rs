@@ -8,22 +8,22 @@ use std::path::Path;
 
 /// A value in a configuration file, with its place.
 #[derive(Debug, Clone)]
-pub(super) struct At<'a> {
-    pub(super) path: &'a Path,
+pub(crate) struct At<'a> {
+    pub(crate) path: &'a Path,
     /// The keys that lead to the value, with dots between them.
-    pub(super) key: String,
-    pub(super) value: &'a Value,
+    pub(crate) key: String,
+    pub(crate) value: &'a Value,
 }
 
 impl<'a> At<'a> {
     /// The value of the entry `key` of the file at `path`.
-    pub(super) fn new(path: &'a Path, key: &str, value: &'a Value) -> Self {
+    pub(crate) fn new(path: &'a Path, key: &str, value: &'a Value) -> Self {
         let key = key.to_string();
         Self { path, key, value }
     }
 
     /// An entry; null if there is none.
-    pub(super) fn get(&self, key: &str) -> At<'a> {
+    pub(crate) fn get(&self, key: &str) -> At<'a> {
         static NULL: Value = Value::Null;
         At {
             path: self.path,
@@ -36,7 +36,7 @@ impl<'a> At<'a> {
     }
 
     /// All entries of an object with their keys; none for null.
-    pub(super) fn entries(&self) -> Result<Vec<(&'a str, At<'a>)>> {
+    pub(crate) fn entries(&self) -> Result<Vec<(&'a str, At<'a>)>> {
         match self.value {
             Value::Null => Ok(vec![]),
             Value::Object(map) => {
@@ -48,7 +48,7 @@ impl<'a> At<'a> {
     }
 
     /// A positive f32; None for null.
-    pub(super) fn positive(&self) -> Result<Option<f32>> {
+    pub(crate) fn positive(&self) -> Result<Option<f32>> {
         if self.is_null() {
             return Ok(None);
         }
@@ -60,18 +60,18 @@ impl<'a> At<'a> {
     }
 
     /// A positive count.
-    pub(super) fn count(&self) -> Result<usize> {
+    pub(crate) fn count(&self) -> Result<usize> {
         let count = self.size().filter(|count| *count > 0);
         count.ok_or_else(|| self.unsupported("a positive count"))
     }
 
     /// A size that a tensor may have; None for any other value.
-    pub(super) fn size(&self) -> Option<usize> {
+    pub(crate) fn size(&self) -> Option<usize> {
         size(self.value)
     }
 
     /// `[rows, cols]`; None for null.
-    pub(super) fn block_sizes(&self) -> Result<Option<(usize, usize)>> {
+    pub(crate) fn block_sizes(&self) -> Result<Option<(usize, usize)>> {
         if self.is_null() {
             return Ok(None);
         }
@@ -88,7 +88,7 @@ impl<'a> At<'a> {
     }
 
     /// The blocks of a strategy that needs block sizes.
-    pub(super) fn blocks(&self) -> Result<Granularity> {
+    pub(crate) fn blocks(&self) -> Result<Granularity> {
         match self.block_sizes()? {
             Some((rows, cols)) => Ok(Granularity::Blockwise { rows, cols }),
             None => Err(self.unsupported("[rows, cols]")),
@@ -96,13 +96,13 @@ impl<'a> At<'a> {
     }
 
     /// A regular expression in this list, anchored at the start as Python's `re.match` does. It may end anywhere.
-    pub(super) fn pattern(&self, pattern: &str) -> Result<Regex> {
+    pub(crate) fn pattern(&self, pattern: &str) -> Result<Regex> {
         Regex::new(&format!("^(?:{pattern})"))
             .map_err(|error| self.unsupported(&format!("a pattern ({error})")))
     }
 
     /// The texts of a list; none for null.
-    pub(super) fn texts(&self) -> Result<Vec<&'a str>> {
+    pub(crate) fn texts(&self) -> Result<Vec<&'a str>> {
         match self.value {
             Value::Null => Ok(vec![]),
             Value::Array(items) => items
@@ -114,17 +114,17 @@ impl<'a> At<'a> {
     }
 
     /// A text.
-    pub(super) fn text(&self, expected: &str) -> Result<&'a str> {
+    pub(crate) fn text(&self, expected: &str) -> Result<&'a str> {
         let text = self.value.as_str();
         text.ok_or_else(|| self.unsupported(expected))
     }
 
-    pub(super) fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         self.value.is_null()
     }
 
     /// Fails unless the value is one of the list `allowed`.
-    pub(super) fn must_be(&self, allowed: Value) -> Result<()> {
+    pub(crate) fn must_be(&self, allowed: Value) -> Result<()> {
         let allowed = allowed.as_array().map_or(&[][..], Vec::as_slice);
         if allowed.contains(self.value) {
             return Ok(());
@@ -134,7 +134,7 @@ impl<'a> At<'a> {
     }
 
     /// The error for a value other than `expected`.
-    pub(super) fn unsupported(&self, expected: &str) -> Error {
+    pub(crate) fn unsupported(&self, expected: &str) -> Error {
         const LONG: usize = 200;
         let mut value = self.value.to_string();
         if value.len() > LONG {

@@ -21,7 +21,7 @@
 //! | values | `weight.rs`, `read.rs`, `layout.rs` |
 //! | a VarBuilder | `backend.rs` |
 
-mod at;
+pub(crate) mod at;
 mod backend;
 mod catalogue;
 mod config;

@@ -273,7 +273,10 @@ impl Transfer {
             self.requests.pop();
         }
         let Some(Memory {
-            mut target, rounds, ..
+            mut target,
+            rounds,
+            flipped: flips,
+            ..
         }) = self.memory.take()
         else {
             unreachable!("polled after the end");
@@ -288,7 +291,11 @@ impl Transfer {
             }
             drop(round.sent);
         }
-        target.into_tensor().map(Some)
+        let result = target.into_tensor()?;
+        match flips {
+            true => flipped(&result).map(Some),
+            false => Ok(Some(result)),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `candle_nn::embedding`: an embedding with a path.
 
 use super::identity::{SharedState, path_and_state, path_methods};
-use super::scaled_parameter::scaled;
+use super::scaled_parameter::{freeze, scaled};
 use crate::array::Array;
 use crate::autocast::{Fp8State, OperatorCasts};
 use crate::module::{Fp8Operator, LayerKind, show};
@@ -45,6 +45,13 @@ impl Embedding {
     /// `[vocabulary, hidden_size]`.
     pub fn embeddings(&self) -> &Tensor {
         self.table.tensor()
+    }
+
+    /// The same embedding without gradients for its table, as [`Linear::frozen`](super::Linear::frozen).
+    #[must_use]
+    pub fn frozen(mut self) -> Self {
+        freeze(&mut self.table);
+        self
     }
 
     /// Length of one embedding.

@@ -3,7 +3,7 @@
 pub use candle_nn::layer_norm::LayerNormConfig;
 
 use super::identity::{SharedState, path_and_state, path_methods};
-use super::scaled_parameter::{optional, scaled, value_of};
+use super::scaled_parameter::{freeze, optional, scaled, value_of};
 use crate::array::{Array, InNode, Layer};
 use crate::autocast::{Fp8State, OperatorCasts};
 use crate::module::{Fp8Operator, LayerKind, show};
@@ -78,6 +78,14 @@ impl LayerNorm {
     /// `[size]`.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref().map(Parameter::tensor)
+    }
+
+    /// The same norm without gradients for its parameters, as [`Linear::frozen`](super::Linear::frozen).
+    #[must_use]
+    pub fn frozen(mut self) -> Self {
+        freeze(&mut self.weight);
+        self.bias.as_mut().map(freeze);
+        self
     }
 
     /// The number added to the variance.
@@ -267,6 +275,12 @@ impl RmsNorm {
     #[must_use]
     pub fn with_path(self, path: impl Into<Arc<str>>) -> Self {
         Self(self.0.with_path(path))
+    }
+
+    /// As [`LayerNorm::frozen`].
+    #[must_use]
+    pub fn frozen(self) -> Self {
+        Self(self.0.frozen())
     }
 
     /// The same as a [`LayerNorm`] that keeps the mean.

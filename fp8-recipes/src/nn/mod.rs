@@ -74,7 +74,7 @@ pub use fp8_candle::{InputScaling, StaticWeight};
 pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
-pub use lora::{LoraConfig, LoraLinear};
+pub use lora::{LoraConfig, LoraLinear, LoraUpdate};
 pub use named_tensor::NamedTensor;
 pub use operators::{Add, Div, Matmul, Mul};
 pub use parallel::{

@@ -43,6 +43,14 @@ pub(super) fn value_of(parameter: Option<&Parameter>, dtype: DType) -> Result<Op
         .transpose()?)
 }
 
+/// Takes the gradient from a parameter. Scaled ones are not changed; one in parts becomes its placeholder of NaN.
+pub(super) fn freeze(parameter: &mut Parameter) {
+    match parameter {
+        Parameter::Scaled(_) => {}
+        parameter => *parameter = Parameter::Plain(parameter.tensor().detach()),
+    }
+}
+
 /// Fails if `model` shows a scaled parameter or one in parts: for functions that save or load variables only.
 pub(crate) fn refuse_scaled_model<M: Fp8Module + ?Sized>(
     model: &M,

@@ -52,6 +52,20 @@ pub enum Error {
         /// What was expected.
         expected: String,
     },
+    /// A model holds no adapter of a name.
+    #[error("there is no adapter `{name}`; there are: {adapters}")]
+    NoAdapter {
+        /// The name.
+        name: String,
+        /// The names of those that it holds.
+        adapters: String,
+    },
+    /// A model holds an adapter of this name already.
+    #[error("there is an adapter `{name}` already")]
+    AdapterExists {
+        /// The name.
+        name: String,
+    },
     /// More tokens than a cache has room for.
     #[error(
         "the cache holds {len} tokens of at most {capacity}: there is no room for {tokens} more"

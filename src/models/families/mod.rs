@@ -1,5 +1,6 @@
 //! The model families. A family is a file or folder here, and an arm in each `match` of this file.
 
+mod adapted;
 mod bert;
 mod causal_lm;
 mod llama;

@@ -5,6 +5,7 @@ mod kv_cache;
 mod layer_cache;
 mod masked;
 mod pool;
+mod projection;
 mod rope;
 mod token_ids;
 
@@ -15,5 +16,6 @@ pub use layer_cache::KvScales;
 pub(crate) use layer_cache::LayerCache;
 pub(crate) use masked::masked_attention;
 pub(crate) use pool::in_pool;
+pub(crate) use projection::{DropoutSeed, Projection};
 pub use rope::{RopeConfig, RopeScaling};
 pub(crate) use token_ids::token_rows;

@@ -1,5 +1,7 @@
 //! Rows of tokens with what a model shall predict.
 
+use std::ops::Range;
+
 /// The target where nothing is predicted.
 pub const IGNORED: u32 = u32::MAX;
 
@@ -30,5 +32,23 @@ impl Batch {
     pub fn predicted(&self) -> usize {
         let predicted = self.targets.iter().filter(|&&target| target != IGNORED);
         predicted.count()
+    }
+
+    /// The batch of some of the rows.
+    ///
+    /// # Panics
+    /// If there are not as many rows.
+    pub fn part(&self, rows: Range<usize>) -> Self {
+        let elements = rows.start * self.context..rows.end * self.context;
+        let labels = self.labels.as_ref();
+        Self {
+            rows: rows.len(),
+            context: self.context,
+            tokens: self.tokens[elements.clone()].to_vec(),
+            targets: self.targets[elements].to_vec(),
+            segments: self.segments[rows.clone()].to_vec(),
+            padding: self.padding[rows.clone()].to_vec(),
+            labels: labels.map(|labels| labels[rows].to_vec()),
+        }
     }
 }

@@ -33,8 +33,12 @@ impl Linear {
     ///
     /// # Errors
     /// Those of the first layer that fails.
-    pub fn forward_joint(layers: &[Self], x: &Tensor) -> candle_core::Result<Vec<Tensor>> {
-        layers.iter().map(|layer| layer.forward(x)).collect()
+    pub fn forward_joint<'a>(
+        layers: impl IntoIterator<Item = &'a Self>,
+        x: &Tensor,
+    ) -> candle_core::Result<Vec<Tensor>> {
+        let layers = layers.into_iter();
+        layers.map(|layer| layer.forward(x)).collect()
     }
 
     fn compute(&self, call: Call<'_>, x: &Tensor) -> Result<Tensor> {

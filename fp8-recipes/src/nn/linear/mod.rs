@@ -6,6 +6,7 @@ pub(super) use forward::joint;
 
 use super::StaticWeight;
 use super::identity::{SharedState, path_and_state, path_methods};
+use super::scaled_parameter::freeze;
 use crate::autocast::Fp8State;
 use crate::error::Result;
 use crate::module::Fp8Layer;
@@ -162,11 +163,8 @@ impl Linear {
 
     /// The same layer without gradients for its weight and bias; scaled parameters are not changed. Parameters in parts cannot be frozen:
     /// the layer then computes NaN.
-    pub(super) fn frozen(mut self) -> Self {
-        let freeze = |parameter: &mut Parameter| match parameter {
-            Parameter::Scaled(_) => {}
-            parameter => *parameter = Parameter::Plain(parameter.tensor().detach()),
-        };
+    #[must_use]
+    pub fn frozen(mut self) -> Self {
         self.bias.as_mut().map(freeze);
         if let Weight::HighPrecision(weight) = &mut self.weight {
             freeze(weight);

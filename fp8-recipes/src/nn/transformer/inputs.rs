@@ -38,14 +38,18 @@ impl<'a> LayerInputs<'a> {
 
     /// The seed for one of several places in a layer.
     pub(super) fn seed(&self, path: Option<&str>, place: u64) -> Option<u64> {
-        // FNV-1a: the same on every machine.
-        let path = path.unwrap_or_default().bytes();
-        let hash = path.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
-        let own = hash.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        self.dropout_seed.map(|seed| seed ^ own)
+        let path = path.unwrap_or_default();
+        self.dropout_seed.map(|seed| seed_at(seed, path, place))
     }
+}
+
+/// A seed of its own for one of several places in the layer at `path`.
+pub(in crate::nn) fn seed_at(seed: u64, path: &str, place: u64) -> u64 {
+    // FNV-1a: the same on every machine.
+    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    seed ^ hash.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 setters! { LayerInputs<'_>:

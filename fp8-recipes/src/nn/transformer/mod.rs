@@ -20,7 +20,7 @@
 mod attention;
 mod block;
 pub(super) mod config;
-mod inputs;
+pub(in crate::nn) mod inputs;
 mod key_values;
 mod layer;
 mod layer_norm_linear;

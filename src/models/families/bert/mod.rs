@@ -1,25 +1,27 @@
 //! BERT encoders, such as MiniLM, with the mean of their tokens as the embedding of a text.
 
+mod adapted;
 mod config;
 
 pub use config::{BertActivation, BertConfig, Pooling};
 
+use crate::models::adapters::Adapters;
 use crate::models::error::{Error, Result};
-use crate::models::layers::{in_pool, masked_attention, token_rows};
-use crate::nn::{Embedding, LayerNorm, Linear, VarBuilder, embedding, layer_norm, linear};
+use crate::models::layers::{Projection, in_pool, masked_attention, token_rows};
+use crate::nn::{Embedding, LayerNorm, VarBuilder, embedding, layer_norm, linear};
 use candle_core::{D, DType, Device, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
 #[derive(Debug, Fp8Module)]
 struct Layer {
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    attention_output: Linear,
+    query: Projection,
+    key: Projection,
+    value: Projection,
+    attention_output: Projection,
     attention_norm: LayerNorm,
-    up: Linear,
-    down: Linear,
+    up: Projection,
+    down: Projection,
     norm: LayerNorm,
     #[fp8(skip)]
     config: BertConfig,
@@ -31,13 +33,13 @@ impl Layer {
         let attention = vb.pp("attention");
         let norm = |vb: VarBuilder<'_>| layer_norm(d, config.layer_norm_eps, vb.pp("LayerNorm"));
         Ok(Self {
-            query: linear(d, d, attention.pp("self").pp("query"))?,
-            key: linear(d, d, attention.pp("self").pp("key"))?,
-            value: linear(d, d, attention.pp("self").pp("value"))?,
-            attention_output: linear(d, d, attention.pp("output").pp("dense"))?,
+            query: linear(d, d, attention.pp("self").pp("query"))?.into(),
+            key: linear(d, d, attention.pp("self").pp("key"))?.into(),
+            value: linear(d, d, attention.pp("self").pp("value"))?.into(),
+            attention_output: linear(d, d, attention.pp("output").pp("dense"))?.into(),
             attention_norm: norm(attention.pp("output"))?,
-            up: linear(d, inner, vb.pp("intermediate").pp("dense"))?,
-            down: linear(inner, d, vb.pp("output").pp("dense"))?,
+            up: linear(d, inner, vb.pp("intermediate").pp("dense"))?.into(),
+            down: linear(inner, d, vb.pp("output").pp("dense"))?.into(),
             norm: norm(vb.pp("output"))?,
             config: config.clone(),
         })
@@ -46,7 +48,7 @@ impl Layer {
     fn forward(&self, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let (batch, tokens, d) = x.dims3()?;
         let (count, size) = (self.config.num_heads, d / self.config.num_heads);
-        let heads = |layer: &Linear| -> Result<Tensor> {
+        let heads = |layer: &Projection| -> Result<Tensor> {
             let y = layer.forward(x)?.reshape((batch, tokens, count, size))?;
             Ok(y.transpose(1, 2)?)
         };
@@ -99,6 +101,8 @@ pub struct Bert {
     config: BertConfig,
     #[fp8(skip)]
     device: Device,
+    #[fp8(skip)]
+    adapters: Adapters,
 }
 
 impl Bert {
@@ -126,6 +130,7 @@ impl Bert {
             layers,
             config: config.clone(),
             device: vb.device().clone(),
+            adapters: Adapters::default(),
         })
     }
 

@@ -3,8 +3,8 @@
 use super::LlamaConfig;
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::models::layers::{KvScales, LayerCache, Rows, file_has, masked_attention};
-use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
+use crate::models::layers::{KvScales, LayerCache, Projection, Rows, file_has, masked_attention};
+use crate::nn::{RmsNorm, VarBuilder, linear_b, rms_norm};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
@@ -55,10 +55,10 @@ impl Part {
 /// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
 const FEW_TOKENS: usize = 8;
 
-#[derive(Debug, Fp8Module)]
+#[derive(Debug, Clone, Fp8Module)]
 pub(super) struct Attention {
     qkv: Joint,
-    output: Linear,
+    output: Projection,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     /// dequant_scales of keys and values, if the file has them.
@@ -68,7 +68,7 @@ pub(super) struct Attention {
     sizes: Sizes,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Sizes {
     heads: usize,
     kv_heads: usize,
@@ -91,7 +91,7 @@ impl Attention {
         let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
         Ok(Self {
             qkv: Joint::new(d, &parts, "qkv_proj", config.qkv_bias, &vb)?,
-            output: linear_b(q, d, config.output_bias, vb.pp("o_proj"))?,
+            output: linear_b(q, d, config.output_bias, vb.pp("o_proj"))?.into(),
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
             scales: kv_scales(&vb)?,
@@ -103,6 +103,17 @@ impl Attention {
                 window: config.sliding_windows.get(layer).copied().flatten(),
             },
         })
+    }
+
+    pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Projection> {
+        self.qkv.projections().chain([&mut self.output])
+    }
+
+    /// Takes the gradient from the norms.
+    pub(super) fn freeze(&mut self) {
+        for norm in [&mut self.q_norm, &mut self.k_norm].into_iter().flatten() {
+            *norm = norm.clone().frozen();
+        }
     }
 
     /// x: `[batch, tokens, hidden]`; `calls` cover it. Packed tokens have no cache.

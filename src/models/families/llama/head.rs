@@ -2,8 +2,8 @@
 
 use super::LlamaConfig;
 use crate::models::error::Result;
-use crate::models::layers::file_has;
-use crate::nn::{Linear, VarBuilder, linear_no_bias};
+use crate::models::layers::{Projection, file_has};
+use crate::nn::{VarBuilder, linear_no_bias};
 use candle_core::{D, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
@@ -11,10 +11,10 @@ use fp8_recipes::Fp8Module;
 /// Up to this many rows are multiplied by the table in the table's own dtype.
 const FEW_ROWS: usize = 8;
 
-#[derive(Debug, Fp8Module)]
+#[derive(Debug, Clone, Fp8Module)]
 pub(super) enum Head {
     /// `lm_head.weight`, in FP8 if the file stores it in FP8.
-    Own(Linear),
+    Own(Projection),
     /// The embedding's table, `[vocab_size, hidden_size]`, in the dtype of the embedding.
     Tied(#[fp8(skip)] Tensor),
 }
@@ -27,7 +27,22 @@ impl Head {
             return Ok(Self::Tied(table.clone()));
         }
         let (inputs, outputs) = (config.hidden_size, config.vocab_size);
-        Ok(Self::Own(linear_no_bias(inputs, outputs, own)?))
+        Ok(Self::Own(linear_no_bias(inputs, outputs, own)?.into()))
+    }
+
+    /// The layer; None if the head is the embedding.
+    pub(super) fn projection(&mut self) -> Option<&mut Projection> {
+        match self {
+            Self::Own(layer) => Some(layer),
+            Self::Tied(_) => None,
+        }
+    }
+
+    /// Takes the gradient from a tied head.
+    pub(super) fn freeze(&mut self) {
+        if let Self::Tied(table) = self {
+            *table = table.detach();
+        }
     }
 
     /// x: `[.., hidden_size]` to `[.., vocab_size]`, in x's dtype.

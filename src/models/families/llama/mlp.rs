@@ -2,7 +2,8 @@
 
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::nn::{Linear, VarBuilder, linear_b};
+use crate::models::layers::Projection;
+use crate::nn::{VarBuilder, linear_b};
 use candle_core::{Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
@@ -12,10 +13,10 @@ pub(super) type Names = [&'static str; 3];
 
 pub(super) const NAMES: Names = ["gate_proj", "up_proj", "down_proj"];
 
-#[derive(Debug, Fp8Module)]
+#[derive(Debug, Clone, Fp8Module)]
 pub(super) struct Mlp {
     gate_up: Joint,
-    down: Linear,
+    down: Projection,
 }
 
 impl Mlp {
@@ -28,8 +29,12 @@ impl Mlp {
         let parts = [(gate, intermediate), (up, intermediate)];
         Ok(Self {
             gate_up: Joint::new(hidden, &parts, "gate_up_proj", bias, &vb)?,
-            down: linear_b(intermediate, hidden, bias, vb.pp(down))?,
+            down: linear_b(intermediate, hidden, bias, vb.pp(down))?.into(),
         })
+    }
+
+    pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Projection> {
+        self.gate_up.projections().chain([&mut self.down])
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {

@@ -1,5 +1,6 @@
 //! Llama and its relatives: Mistral, Qwen2, Qwen3, Phi-3, and the mixtures Mixtral and Qwen3-MoE.
 
+mod adapted;
 mod attention;
 mod config;
 mod head;
@@ -12,6 +13,7 @@ mod training;
 pub use config::{LlamaConfig, MoeConfig, MoeNames};
 
 use super::causal_lm::CausalLm;
+use crate::models::adapters::Adapters;
 use crate::models::error::{Error, Result};
 use crate::models::layers::{KvCache, KvScales, KvSizes, LayerCache, Rows, in_pool, token_rows};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
@@ -21,15 +23,14 @@ use fp8_recipes::Fp8Module;
 use head::Head;
 use mlp::Mlp;
 use moe::Moe;
-use std::sync::Arc;
 
-#[derive(Debug, Fp8Module)]
+#[derive(Debug, Clone, Fp8Module)]
 enum Feedforward {
     Dense(Mlp),
     Mixture(Moe),
 }
 
-#[derive(Debug, Fp8Module)]
+#[derive(Debug, Clone, Fp8Module)]
 struct Layer {
     input_norm: RmsNorm,
     attention: Attention,
@@ -101,10 +102,9 @@ impl Layer {
 #[derive(Debug, Fp8Module)]
 pub struct Llama {
     embedding: Embedding,
-    // Shared with the graphs of recomputed layers.
-    layers: Vec<Arc<Layer>>,
+    layers: Vec<Layer>,
     norm: RmsNorm,
-    head: Arc<Head>,
+    head: Head,
     #[fp8(skip)]
     recomputes: bool,
     #[fp8(skip)]
@@ -113,6 +113,8 @@ pub struct Llama {
     dtype: DType,
     #[fp8(skip)]
     device: Device,
+    #[fp8(skip)]
+    adapters: Adapters,
 }
 
 impl Llama {
@@ -147,9 +149,9 @@ impl Llama {
             embedding,
         )?;
         let layers = (0..config.num_layers)
-            .map(|i| Layer::new(config, i, root.pp("layers").pp(i)).map(Arc::new))
+            .map(|i| Layer::new(config, i, root.pp("layers").pp(i)))
             .collect::<Result<_>>()?;
-        let head = Arc::new(Head::new(config, &table, &vb)?);
+        let head = Head::new(config, &table, &vb)?;
         Ok(Self {
             embedding: Embedding::new(table, config.hidden_size)
                 .with_path(root.pp("embed_tokens").prefix()),
@@ -160,6 +162,7 @@ impl Llama {
             config: config.clone(),
             dtype: vb.dtype(),
             device: vb.device().clone(),
+            adapters: Adapters::default(),
         })
     }
 

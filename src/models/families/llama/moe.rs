@@ -3,13 +3,14 @@
 use super::mlp::{self, Mlp};
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
+use crate::models::layers::Projection;
 use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
 /// Experts, and a router that chooses a few of them for each token. The router stays in high precision.
-#[derive(Debug, Fp8Module)]
+#[derive(Debug, Clone, Fp8Module)]
 pub(super) struct Moe {
     router: NamedTensor,
     experts: Vec<Mlp>,
@@ -41,6 +42,15 @@ impl Moe {
             experts: experts.collect::<Result<_>>()?,
             config: moe.clone(),
         })
+    }
+
+    pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Projection> {
+        self.experts.iter_mut().flat_map(Mlp::projections)
+    }
+
+    /// Takes the gradient from the router.
+    pub(super) fn freeze(&mut self) {
+        self.router = NamedTensor::new(self.router.path(), self.router.tensor().detach());
     }
 
     /// x: `[batch, tokens, hidden]`.

@@ -7,7 +7,6 @@ use crate::models::error::{Error, Result};
 use crate::models::layers::token_rows;
 use candle_core::{DType, Tensor};
 use fp8_recipes::nn::{checkpoint, loss};
-use std::sync::Arc;
 
 /// Logits that are in memory at once, in bytes of f32.
 const LOGITS: usize = 64 << 20;
@@ -117,8 +116,8 @@ fn cross_entropy(head: &Head, x: &Tensor, targets: &Tensor) -> candle_core::Resu
     loss::cross_entropy(&head.forward(x)?, targets)?.to_dtype(DType::F32)
 }
 
-/// The layer's output; the backward pass computes it again.
-pub(super) fn recomputed(layer: &Arc<Layer>, x: &Tensor, calls: &[Call]) -> Result<Tensor> {
+/// The layer's output; the backward pass computes it again, with a copy of the layer that shares its tensors.
+pub(super) fn recomputed(layer: &Layer, x: &Tensor, calls: &[Call]) -> Result<Tensor> {
     let (layer, calls) = (layer.clone(), calls.to_vec());
     let forward =
         move |x: &Tensor| -> candle_core::Result<Tensor> { Ok(layer.forward(x, &calls, None)?) };

@@ -1,0 +1,214 @@
+//! What an adapter is, apart from its matrices.
+
+use super::targets::{Targets, captured, ends_with, whole};
+use crate::error::AdapterError;
+use crate::error::Result;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An adapter: which layers it changes, and the rank, weight and dropout of their updates. The fields are those of PEFT's
+/// `LoraConfig` that this library reads and writes.
+///
+/// ```
+/// use fp8_files::adapter::{AdapterConfig, Targets};
+/// let config = AdapterConfig::new(8)
+///     .with_alpha(16.)
+///     .with_targets(Targets::names(["q_proj", "v_proj"]));
+/// assert_eq!(config.rank_of("model.layers.0.self_attn.q_proj")?, 8);
+/// # Ok::<(), fp8_files::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct AdapterConfig {
+    /// Features between the two matrices of an update.
+    pub rank: usize,
+    /// Updates are multiplied by `alpha / rank`; by default it is the rank.
+    pub alpha: f64,
+    /// The share of the inputs of updates that is dropped in training.
+    pub dropout: f32,
+    /// The layers; by default all linear layers but the head.
+    pub targets: Targets,
+    /// Layers among the targets that stay as they are.
+    pub exclude: Option<Targets>,
+    /// Whether updates are multiplied by `alpha / sqrt(rank)` instead.
+    pub rslora: bool,
+    /// Other ranks of some layers, by regular expressions of the ends of their paths; the first in the order of the alphabet counts.
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Other alphas of some layers, as [`AdapterConfig::rank_pattern`].
+    pub alpha_pattern: BTreeMap<String, f64>,
+    /// For targets by name: the numbers of the transformer layers in which they count; None for all.
+    pub layers: Option<Vec<usize>>,
+    /// The names before the numbers of transformer layers (`layers`); empty for any name.
+    pub layers_pattern: Vec<String>,
+    /// Name or directory of the base model.
+    pub base_model: Option<String>,
+    /// PEFT's name for what the model does, such as `CAUSAL_LM`.
+    pub task: Option<String>,
+}
+
+impl AdapterConfig {
+    /// Updates of this rank for all linear layers but the head, multiplied by 1, without dropout.
+    pub fn new(rank: usize) -> Self {
+        Self {
+            rank,
+            alpha: rank as f64,
+            dropout: 0.,
+            targets: Targets::AllLinear,
+            exclude: None,
+            rslora: false,
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
+            layers: None,
+            layers_pattern: vec![],
+            base_model: None,
+            task: None,
+        }
+    }
+
+    /// Whether the linear layer at `path` gets an update.
+    ///
+    /// # Errors
+    /// As [`Targets::matches`].
+    pub fn matches(&self, path: &str) -> Result<bool> {
+        if let Some(exclude) = &self.exclude
+            && exclude.matches(path)?
+        {
+            return Ok(false);
+        }
+        Ok(self.targets.matches(path)? && self.is_in_layers(path)?)
+    }
+
+    /// Whether the path is in one of [`AdapterConfig::layers`], which are for targets by name only.
+    fn is_in_layers(&self, path: &str) -> Result<bool> {
+        let (Some(layers), Targets::Names(names)) = (&self.layers, &self.targets) else {
+            return Ok(true);
+        };
+        if layers.is_empty() || names.iter().any(|name| name == path) {
+            return Ok(true);
+        }
+        // As PEFT: the first number between two dots, with a name before it or after one of the patterns.
+        let mut number = None;
+        if self.layers_pattern.is_empty() {
+            number = captured(r"^.*?\.[^.]*\.(\d+)\.", path)?;
+        }
+        for pattern in &self.layers_pattern {
+            let expression = format!(r"^(?:|.*?\.)(?:{pattern})\.(\d+)\.");
+            number = number.or(captured(&expression, path)?);
+        }
+        Ok(number.is_some_and(|number| layers.contains(&number)))
+    }
+
+    /// The rank of the update of the layer at `path`.
+    ///
+    /// # Errors
+    /// As [`Targets::matches`], for [`AdapterConfig::rank_pattern`].
+    pub fn rank_of(&self, path: &str) -> Result<usize> {
+        Ok(first(&self.rank_pattern, path)?.unwrap_or(self.rank))
+    }
+
+    /// The alpha of the update of the layer at `path`.
+    ///
+    /// # Errors
+    /// As [`Targets::matches`], for [`AdapterConfig::alpha_pattern`].
+    pub fn alpha_of(&self, path: &str) -> Result<f64> {
+        Ok(first(&self.alpha_pattern, path)?.unwrap_or(self.alpha))
+    }
+
+    /// What the update of the layer at `path` is multiplied by.
+    ///
+    /// # Errors
+    /// As [`AdapterConfig::rank_of`] and [`AdapterConfig::alpha_of`].
+    pub fn factor_of(&self, path: &str) -> Result<f64> {
+        let (rank, alpha) = (self.rank_of(path)? as f64, self.alpha_of(path)?);
+        Ok(match self.rslora {
+            true => alpha / rank.sqrt(),
+            false => alpha / rank,
+        })
+    }
+
+    /// Those of the linear layers `paths` that get an update, in order. Targets may match none of them: the configuration of an adapter
+    /// that is read may name layers that the model lacks.
+    ///
+    /// # Errors
+    /// As [`Targets::matches`].
+    pub fn among<'a>(&self, paths: &[&'a str]) -> Result<Vec<&'a str>> {
+        let mut found = vec![];
+        for path in paths {
+            if self.matches(path)? {
+                found.push(*path);
+            }
+        }
+        Ok(found)
+    }
+
+    /// [`AdapterConfig::among`] for a new adapter, of which every target has to match.
+    ///
+    /// # Errors
+    /// [`AdapterError::NoTarget`] for a target that matches no layer, and as [`Targets::matches`].
+    pub fn targeted<'a>(&self, paths: &[&'a str]) -> Result<Vec<&'a str>> {
+        let found = self.among(paths)?;
+        let unmatched = match &self.targets {
+            Targets::Names(names) => names
+                .iter()
+                .find(|name| !paths.iter().any(|path| ends_with(path, name)))
+                .cloned(),
+            Targets::Expression(_) | Targets::AllLinear => None,
+        };
+        let unmatched = unmatched.or_else(|| found.is_empty().then(|| self.targets.to_string()));
+        match unmatched {
+            None => Ok(found),
+            Some(target) => {
+                let ends = paths.iter().filter_map(|path| path.rsplit('.').next());
+                let ends: BTreeSet<&str> = ends.collect();
+                let layers = Vec::from_iter(ends).join(", ");
+                Err(AdapterError::NoTarget { target, layers }.into())
+            }
+        }
+    }
+}
+
+/// The value of the first pattern that matches the end of `path` from a dot on.
+fn first<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<Option<T>> {
+    for (pattern, value) in patterns {
+        if whole(&format!(r"(?:.*\.)?(?:{pattern})"), path)? {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+/// Methods that return a copy with one field changed.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $setter:ident($field:ident: $type:ty);)*) => {
+        impl AdapterConfig {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $setter(mut self, $field: $type) -> Self {
+                    self.$field = $field.into();
+                    self
+                }
+            )*
+        }
+    };
+}
+
+setters! {
+    /// See [`AdapterConfig::alpha`].
+    with_alpha(alpha: f64);
+    /// See [`AdapterConfig::dropout`].
+    with_dropout(dropout: f32);
+    /// See [`AdapterConfig::targets`].
+    with_targets(targets: Targets);
+    /// See [`AdapterConfig::exclude`].
+    with_exclude(exclude: Targets);
+    /// See [`AdapterConfig::rslora`].
+    with_rslora(rslora: bool);
+    /// See [`AdapterConfig::rank_pattern`].
+    with_rank_pattern(rank_pattern: BTreeMap<String, usize>);
+    /// See [`AdapterConfig::alpha_pattern`].
+    with_alpha_pattern(alpha_pattern: BTreeMap<String, f64>);
+    /// See [`AdapterConfig::layers`].
+    with_layers(layers: Vec<usize>);
+    /// See [`AdapterConfig::base_model`].
+    with_base_model(base_model: String);
+}

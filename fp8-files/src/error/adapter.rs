@@ -1,0 +1,35 @@
+//! Errors of adapters.
+
+use std::path::PathBuf;
+
+/// An adapter does not fit its base model, or its files do not fit each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// A target matches no linear layer.
+    #[error("the target `{target}` matches no linear layer; there are: {layers}")]
+    NoTarget {
+        /// The name or expression.
+        target: String,
+        /// The last components of the paths of all linear layers.
+        layers: String,
+    },
+    /// Layers that the configuration targets have no matrices in the file.
+    #[error("{}: {} layers that the targets name have no matrices, the first is `{}`", path.display(), missing.len(),
+        missing.first().map_or("", String::as_str))]
+    Missing {
+        /// The file of tensors.
+        path: PathBuf,
+        /// Names of the missing tensors.
+        missing: Vec<String>,
+    },
+    /// The file holds tensors that belong to no targeted layer of the base.
+    #[error("{}: {} tensors belong to no targeted linear layer of the base, the first is `{}`", path.display(), extra.len(),
+        extra.first().map_or("", String::as_str))]
+    Extra {
+        /// The file of tensors.
+        path: PathBuf,
+        /// Names of the tensors.
+        extra: Vec<String>,
+    },
+}

@@ -1,0 +1,39 @@
+//! What a model family shows of itself to adapters.
+
+use super::Adapters;
+use crate::models::layers::Projection;
+use candle_core::{DType, Device};
+
+/// A model that can hold adapters.
+pub(crate) trait Host {
+    /// What it holds.
+    fn adapters(&self) -> &Adapters;
+
+    /// What it holds.
+    fn adapters_mut(&mut self) -> &mut Adapters;
+
+    /// The linear layers, in the order of the model.
+    fn projections(&mut self) -> Vec<&mut Projection>;
+
+    /// Takes the gradient from all parameters, those of the linear layers included.
+    fn freeze(&mut self);
+
+    /// PEFT's name for what the model does.
+    fn task(&self) -> &'static str;
+
+    /// The dtype of activations.
+    fn dtype(&self) -> DType;
+
+    /// The device that it computes on.
+    fn device(&self) -> &Device;
+
+    /// The path of a layer in the class that PEFT's adapters of this task are for.
+    fn peft_path<'a>(&self, path: &'a str) -> &'a str {
+        path
+    }
+
+    /// Layers of that class that this library does not compute: an adapter's matrices for them are ignored.
+    fn absent(&self) -> &'static [&'static str] {
+        &[]
+    }
+}
