@@ -20,6 +20,7 @@ mod quantize;
 #[path = "../../examples/shared/progress.rs"]
 mod shown;
 mod source;
+mod train;
 mod usage;
 
 use clap::{Parser, Subcommand};
@@ -45,6 +46,8 @@ enum Command {
     Dequantize(dequantize::Args),
     /// Compare the weights of two checkpoints.
     Diff(diff::Args),
+    /// Fine-tune a language model, in full or by adapters.
+    Train(Box<train::Args>),
     /// Continue a text with a language model.
     Generate(generate::Args),
     /// Compute the perplexity of a language model on a text.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(&args),
         Command::Dequantize(args) => dequantize::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Train(args) => train::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Embed(args) => embed::run(&args),

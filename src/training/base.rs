@@ -1,6 +1,7 @@
 //! Models of files whose parameters are variables, and the files of their trained values.
 
 use super::error::Result;
+use crate::fp8_core::philox4x32_10;
 use crate::load::{Checkpoint, OpenOptions};
 use crate::models::gguf::{GgufFile, GgufSource, is_gguf};
 use crate::models::{Config, Error as ModelError, Model, config_of};
@@ -127,6 +128,46 @@ fn used_tensors(model: &Model) -> HashSet<TensorId> {
     let mut ids = Ids(HashSet::new());
     model.visit(&mut ids);
     ids.0
+}
+
+/// Draws the matrices of new adapters by a seed, uniformly from +-1 / sqrt(in_features) for each A as PEFT does; each B stays zero. The same seed and names
+/// give the same numbers on every machine.
+///
+/// ```
+/// # use candle_core::{DType, Device};
+/// # use candle_nn::VarMap;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let vars = VarMap::new();
+/// vars.get((2, 3), "q_proj.lora_A.weight", candle_nn::init::ZERO, DType::F32, &Device::Cpu)?;
+/// fp8::training::initialize_adapter(&vars, 7)?;
+/// # assert!(vars.all_vars()[0].abs()?.sum_all()?.to_scalar::<f32>()? > 0.);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// If a variable cannot be set.
+pub fn initialize_adapter(vars: &VarMap, seed: u64) -> Result<()> {
+    let vars = locked(vars)?;
+    let mut names: Vec<_> = vars.iter().collect();
+    names.sort_by_key(|(name, _)| *name);
+    for (number, (_, var)) in (names.iter())
+        .filter(|(name, _)| name.ends_with("lora_A.weight"))
+        .enumerate()
+    {
+        let (rank, inputs) = var.dims2()?;
+        let bound = 1. / (inputs.max(1) as f32).sqrt();
+        let key = [seed as u32, (seed >> 32) as u32];
+        let values = (0..(rank * inputs).div_ceil(4)).flat_map(|i| {
+            let counter = [i as u32, (i >> 32) as u32, number as u32, 0];
+            // 24 bits each, as many as an f32 below 1 has.
+            let unit = |word: u32| (word >> 8) as f32 / (1 << 24) as f32;
+            philox4x32_10(counter, key).map(|word| (2. * unit(word) - 1.) * bound)
+        });
+        let values: Vec<f32> = values.take(rank * inputs).collect();
+        let values = Tensor::from_vec(values, (rank, inputs), var.device())?;
+        var.set(&values.to_dtype(var.dtype())?)?;
+    }
+    Ok(())
 }
 
 /// A model's file with other values for some of its tensors, to be written by [`rewrite`](crate::rewrite): with

@@ -12,6 +12,14 @@ pub struct NextToken {
     data: Dataset,
     rows: usize,
     validation: Vec<Batch>,
+    dropout_seed: Option<u64>,
+}
+
+/// Rows of tokens, and the seed of dropout in their forward pass.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    batch: Batch,
+    dropout_seed: Option<u64>,
 }
 
 impl NextToken {
@@ -32,7 +40,14 @@ impl NextToken {
             data,
             rows,
             validation,
+            dropout_seed: None,
         })
+    }
+
+    /// Turns dropout in adapters on, with random bits from this seed, the step and the part of its batch.
+    pub fn with_dropout_seed(mut self, seed: u64) -> Self {
+        self.dropout_seed = Some(seed);
+        self
     }
 
     /// The data.
@@ -42,36 +57,45 @@ impl NextToken {
 }
 
 impl Objective<Model> for NextToken {
-    type Batch = Batch;
+    type Batch = Rows;
 
-    fn micro_batch(&self, step: u64, part: Part) -> Result<Batch> {
-        Ok(rows_of(self.data.train_batch(step, self.rows), part))
+    fn micro_batch(&self, step: u64, part: Part) -> Result<Rows> {
+        // The halves of the seed do not overlap for any number of steps that can be made.
+        let place = (step << 24) ^ part.index as u64;
+        Ok(Rows {
+            batch: rows_of(self.data.train_batch(step, self.rows), part),
+            dropout_seed: self.dropout_seed.map(|seed| seed.rotate_left(40) ^ place),
+        })
     }
 
-    fn loss(&self, model: &Model, batch: &Batch) -> Result<Tensor> {
+    fn loss(&self, model: &Model, rows: &Rows) -> Result<Tensor> {
+        model.set_dropout_seed(rows.dropout_seed);
         let Some(model) = model.llama() else {
             return Err(Error::Objective {
                 objective: "predict the next token",
                 expected: "a language model",
             });
         };
-        next_token_loss(model, batch)
+        next_token_loss(model, &rows.batch)
     }
 
-    fn targets(&self, batch: &Batch) -> usize {
-        batch.predicted()
+    fn targets(&self, rows: &Rows) -> usize {
+        rows.batch.predicted()
     }
 
-    fn tokens(&self, batch: &Batch) -> usize {
-        batch.tokens.len()
+    fn tokens(&self, rows: &Rows) -> usize {
+        rows.batch.tokens.len()
     }
 
     fn validation_batches(&self) -> usize {
         self.validation.len()
     }
 
-    fn validation_batch(&self, index: usize) -> Result<Batch> {
-        Ok(self.validation[index].clone())
+    fn validation_batch(&self, index: usize) -> Result<Rows> {
+        Ok(Rows {
+            batch: self.validation[index].clone(),
+            dropout_seed: None,
+        })
     }
 
     fn fingerprint(&self) -> String {

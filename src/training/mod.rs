@@ -27,14 +27,14 @@ mod progress;
 mod trainer;
 mod turns;
 
-pub use base::{TrainableModel, Trained};
+pub use base::{TrainableModel, Trained, initialize_adapter};
 pub use config::TrainerConfig;
 pub use data::{
     Batch, DataError, Dataset, DatasetOptions, DatasetSummary, IGNORED, Place, Task, Validation,
 };
 pub use error::{Error, Result};
 pub use folder::RunFolder;
-pub use language_model::NextToken;
+pub use language_model::{NextToken, Rows};
 pub use learner::{Learner, StepRecord};
 pub use metrics::{Line, Metrics};
 pub use objective::{Objective, Part};

@@ -68,7 +68,12 @@ pub struct Settings {
     #[arg(long, value_name = "X", requires = "lora")]
     pub alpha: Option<f64>,
     /// The layers that get adapters: names that end their paths, separated by commas, or all-linear
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "q_proj,v_proj")]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "q_proj,v_proj"
+    )]
     pub target: Vec<String>,
     /// Share of an adapter's inputs that training drops
     #[arg(long, value_name = "P", default_value_t = 0.)]
@@ -92,6 +97,14 @@ pub enum Schedule {
 }
 
 impl Settings {
+    /// The name of the run in metrics.
+    pub fn name(&self) -> &str {
+        match self.lora {
+            Some(_) => "lora",
+            None => &self.recipe,
+        }
+    }
+
     /// The data as `fp8::training` takes it.
     pub fn dataset(&self) -> DatasetOptions {
         let options = DatasetOptions::new(self.context)

@@ -2,9 +2,9 @@
 
 use crate::output::size;
 use anyhow::Result;
+use fp8::StatsReport;
 use fp8::memory_in_use;
 use fp8::training::{Events, Progress, RunFolder, Stop};
-use fp8::StatsReport;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Prints what happens in a run.
@@ -76,7 +76,9 @@ impl Events for Watch<'_> {
 
     fn measured(&mut self, progress: &Progress<'_>, stats: &StatsReport) {
         self.say(&format!("step {}\n{stats}", progress.step));
-        let written = self.folder.append_stats(progress.name, progress.step, stats);
+        let written = self
+            .folder
+            .append_stats(progress.name, progress.step, stats);
         if let (Err(error), Ok(())) = (written, &self.failed) {
             self.failed = Err(error.into());
             self.stop.request();
