@@ -84,6 +84,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "open",
         ],
     ),
+    ("src/training", &["data"]),
 ];
 
 fn workspace() -> PathBuf {
