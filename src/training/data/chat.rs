@@ -2,26 +2,44 @@
 
 use super::encode::Encoder;
 use super::error::{DataError, Place};
-use crate::models::{ChatMessage, TextError};
+use crate::models::{ChatMessage, TextError, Tokenizer};
 
 /// Tokens, and for each whether a model shall learn to predict it.
 pub(super) type Marked = (Vec<u32>, Vec<bool>);
 
-/// Number of tokens with which both begin.
-fn common(a: &[u32], b: &[u32]) -> usize {
-    let equal = a.iter().zip(b).take_while(|(a, b)| a == b);
-    equal.count()
+/// Tokens before a border that may be different ones if the text goes on after it.
+const NEAR: usize = 16;
+
+/// How many of `ids` are tokens of a text with which their text begins, and which alone has the tokens `own`. A token that spans the end
+/// of that text is not one of them.
+fn border(tokenizer: &Tokenizer, own: &[u32], ids: &[u32]) -> Result<usize, TextError> {
+    let equal = own.iter().zip(ids).take_while(|(a, b)| a == b);
+    let mut border = equal.count();
+    if border == own.len() {
+        return Ok(border);
+    }
+    // Two line ends, for example, may be one token at the end of a text and two before a word.
+    let text = tokenizer.decode(own, false)?;
+    for end in border + 1..=ids.len().min(border + NEAR) {
+        let part = tokenizer.decode(&ids[..end], false)?;
+        if text.starts_with(&part) {
+            border = end;
+        } else if part.len() > text.len() {
+            break;
+        }
+    }
+    Ok(border)
 }
 
-/// A text of which the part after `prompt` is learned: the tokens that do not belong to those of the prompt alone, and the token that
-/// ends the text.
+/// A text of which the part after `prompt` is learned: the tokens in which there is something of it, and the one that ends the text.
 pub(super) fn completion(
     encoder: &Encoder<'_>,
     prompt: &str,
     completion: &str,
 ) -> Result<Marked, TextError> {
     let ids = encoder.document(&format!("{prompt}{completion}"))?;
-    let given = common(&encoder.tokenizer.encode(prompt, true)?, &ids);
+    let tokenizer = encoder.tokenizer;
+    let given = border(tokenizer, &tokenizer.encode(prompt, true)?, &ids)?;
     let learned = (0..ids.len()).map(|at| at >= given).collect();
     Ok((ids, learned))
 }
@@ -39,9 +57,10 @@ pub(super) fn chat(
         place: place.clone(),
         source,
     };
-    let encode = |text: &str| tokenizer.encode(text, false).map_err(failed);
+    let encode = |text: &str| tokenizer.encode(text, false);
     let whole = tokenizer.transcript(messages).map_err(failed)?;
-    let ids = encode(&whole)?;
+    let ids = encode(&whole).map_err(failed)?;
+    let border_of = |text: &str| border(tokenizer, &encode(text)?, &ids);
     let mut learned = vec![false; ids.len()];
     for (at, message) in messages.iter().enumerate().skip(from) {
         if message.role != "assistant" {
@@ -56,7 +75,7 @@ pub(super) fn chat(
         if !whole.starts_with(&before) {
             return Err(differs("the beginning of"));
         }
-        let start = common(&encode(&before)?, &ids);
+        let start = border_of(&before).map_err(failed)?;
         let mut end = ids.len();
         if at + 1 < messages.len() {
             let through = tokenizer.transcript(&messages[..=at]).map_err(failed)?;
@@ -68,7 +87,7 @@ pub(super) fn chat(
             if !whole.starts_with(through) || through.len() < before.len() {
                 return Err(differs("the end of"));
             }
-            end = common(&encode(through)?, &ids);
+            end = border_of(through).map_err(failed)?;
         }
         // What follows the end of the turn, a line end as a rule, comes from the template and not from the model.
         let answer = ids.get(start..end).unwrap_or_default();

@@ -1,12 +1,12 @@
 //! Documents as tokens and rows.
 
 use super::chat::{chat, completion};
+use super::document::{Body, Document, Label};
 use super::encode::Encoder;
 use super::error::DataError;
 use super::options::{DatasetOptions, Task};
 use super::order::held_out;
 use super::pack::{Row, alone, cut, pack};
-use super::source::{Body, Document, Label};
 use super::summary::DatasetSummary;
 use crate::models::{TextError, Tokenizer};
 use rayon::prelude::*;

@@ -2,11 +2,12 @@
 
 use super::batch::{Batch, IGNORED};
 use super::corpus::{Corpus, Maker, classes, task};
+use super::document::Label;
 use super::error::DataError;
 use super::options::{DatasetOptions, Task, Validation};
 use super::order::shuffled;
 use super::pack::Row;
-use super::source::{Label, read};
+use super::source::read;
 use super::summary::DatasetSummary;
 use crate::models::Tokenizer;
 use rapidhash::v3::rapidhash_v3;

@@ -115,3 +115,41 @@ impl<'a> Encoder<'a> {
         Ok(encode(&text[start..end])? == two)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// A tokenizer of two letters, after this pre-tokenizer.
+    fn tokenizer(pre_tokenizer: Value) -> Tokenizer {
+        let dir = tempfile::tempdir().expect("a folder");
+        let vocab = json!({ "a": 0, "b": 1, "Ċ": 2, "Ġ": 3, "ĊĊ": 4, "\n": 5, "▁": 6, " ": 7 });
+        let file = json!({ "version": "1.0", "added_tokens": [], "pre_tokenizer": pre_tokenizer,
+            "model": { "type": "BPE", "vocab": vocab, "merges": [["Ċ", "Ċ"]] } });
+        std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).expect("written");
+        Tokenizer::open(dir.path()).expect("a tokenizer")
+    }
+
+    #[test]
+    fn a_text_is_cut_where_its_tokens_stay() {
+        let bytes =
+            tokenizer(json!({ "type": "ByteLevel", "add_prefix_space": false, "use_regex": true }));
+        let encoder = Encoder::new(&bytes, true).expect("an encoder");
+        let cuts = |encoder: &Encoder<'_>, line: &str| {
+            let text = line.repeat(3 * PART / line.len() + 100);
+            let cuts = encoder.cuts(&text).expect("cuts");
+            assert!(cuts.iter().all(|&cut| text[..cut].ends_with('\n')));
+            cuts.len()
+        };
+        assert_eq!(cuts(&encoder, "a b\n"), 3);
+        // Two line ends at the end of a part would be one token: each part gets one.
+        assert_eq!(cuts(&encoder, "a b\n\n"), 3);
+        assert_eq!(cuts(&encoder, "a b "), 0);
+        // A letter in front of each text would also be in front of each part.
+        let in_front = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true });
+        let in_front = tokenizer(in_front);
+        let encoder = Encoder::new(&in_front, true).expect("an encoder");
+        assert_eq!(cuts(&encoder, "a b\n"), 0);
+    }
+}

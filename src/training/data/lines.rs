@@ -1,7 +1,7 @@
 //! Lines of JSON as documents.
 
+use super::document::{Body, Document, Label};
 use super::error::{DataError, Place};
-use super::source::{Body, Document, Label};
 use crate::models::ChatMessage;
 use serde_json::{Map, Value};
 use std::path::Path;

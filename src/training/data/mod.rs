@@ -1,10 +1,11 @@
-//! From files to batches: files, documents (`source.rs`, `lines.rs`), their tokens (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order
+//! From files to batches: files, documents (`document.rs`, `source.rs`, `lines.rs`), their tokens (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order
 //! for each epoch (`order.rs`), batches.
 
 mod batch;
 mod chat;
 mod corpus;
 mod dataset;
+mod document;
 mod encode;
 mod error;
 mod lines;

@@ -1,52 +1,13 @@
 //! Files and folders as documents.
 
+use super::document::{Body, Document};
 use super::error::{DataError, Place};
 use super::lines;
-use crate::models::ChatMessage;
 use crate::read::read_text;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the longest file. Its tokens take as much memory again.
 const MAX_FILE: u64 = 16 << 30;
-
-/// A document and where it is.
-#[derive(Debug)]
-pub(super) struct Document {
-    pub place: Place,
-    pub body: Body,
-}
-
-/// What a document is.
-#[derive(Debug)]
-pub(super) enum Body {
-    /// The text of a whole file.
-    File(String),
-    /// `text` of a line.
-    Text(String),
-    /// `text` and `label`.
-    Labelled(String, Label),
-    /// `prompt` and `completion`, of which the second is learned.
-    Completion(String, String),
-    /// A chat, of which the assistant's messages from this one on are learned.
-    Chat(Vec<ChatMessage>, usize),
-}
-
-/// A label, in the order of classes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Label {
-    Integer(i64),
-    Name(String),
-}
-
-impl Label {
-    /// The name of its class.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Integer(number) => number.to_string(),
-            Self::Name(name) => name.clone(),
-        }
-    }
-}
 
 /// The documents of files and folders, in order.
 pub(super) fn read(paths: &[PathBuf]) -> Result<Vec<Document>, DataError> {

@@ -86,6 +86,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "open",
         ],
     ),
+    ("src/training", &["data"]),
 ];
 
 fn workspace() -> PathBuf {

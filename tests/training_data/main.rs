@@ -1,0 +1,10 @@
+//! Training data: files, rows, masks and their order, against definitions written plainly.
+
+mod chats;
+mod classes;
+mod completions;
+mod long_texts;
+mod plain;
+mod refused;
+mod rows;
+mod support;
