@@ -86,7 +86,24 @@ const ROOMS: &[(&str, &[&str])] = &[
             "open",
         ],
     ),
-    ("src/training", &["data"]),
+    (
+        "src/training",
+        &[
+            "data",
+            "error",
+            "learner",
+            "objective",
+            "config",
+            "metrics",
+            "progress",
+            "turns",
+            "plot",
+            "folder",
+            "trainer",
+            "language_model",
+            "base",
+        ],
+    ),
 ];
 
 fn workspace() -> PathBuf {

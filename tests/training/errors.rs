@@ -1,0 +1,103 @@
+//! What goes wrong in a run is said with its name.
+
+use crate::support::*;
+use candle_core::{DType, Device, Tensor};
+use fp8::training::{Error, Learner, RunFolder, TrainableModel, Trainer};
+
+fn set_nan(run: &Run, name: &str) {
+    let vars = run.vars().data().lock().expect("a lock");
+    let var = &vars[name];
+    let bad = (Tensor::ones_like(var).expect("ones") * f64::NAN).expect("NaN");
+    var.set(&bad).expect("set");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_its_origin_and_the_last_checkpoint() -> Outcome {
+    let dir = folder();
+    let path = dir.path().join("run.safetensors");
+    let name = "model.layers.1.mlp.up_proj.weight";
+    for (recipe, origin) in [
+        ("f32", format!("the parameter {name}")),
+        ("delayed", "model.layers.1.mlp.up_proj.weight".to_string()),
+    ] {
+        let mut run = full(dir.path(), settings(recipe, 1)).with_checkpoint(&path);
+        steps(&mut run, 2)?;
+        run.save()?;
+        set_nan(&run, name);
+        let error = steps(&mut run, 4).expect_err("an error");
+        let text = error.to_string();
+        assert!(text.contains("run: the loss is NaN in step 3"), "{text}");
+        assert!(text.contains(&format!("first from {origin}")), "{text}");
+        assert!(text.contains("run.safetensors holds step 2"), "{text}");
+        assert!(matches!(error, Error::NotFinite { step: 3, .. }));
+        std::fs::remove_file(&path)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_of_other_settings_is_refused() -> Outcome {
+    let dir = folder();
+    let path = dir.path().join("run.safetensors");
+    let mut run = full(dir.path(), settings("delayed", 1)).with_checkpoint(&path);
+    steps(&mut run, 1)?;
+    run.save()?;
+    let refused = |config| {
+        let mut run = full(dir.path(), config).with_checkpoint(&path);
+        let error = run.resume().expect_err("an error").to_string();
+        assert_eq!(run.step(), 0, "{error}");
+        error
+    };
+    let error = refused(settings("delayed", 2));
+    assert!(
+        error.contains("micro_batches is 1 in the run to resume, 2 here"),
+        "{error}"
+    );
+    let error = refused(settings("delayed", 1).with_settings("other".into()));
+    assert!(error.contains("settings is null"), "{error}");
+    refused(settings("rowwise", 1));
+    std::fs::write(
+        text(dir.path()),
+        "another text, and another one. ".repeat(60),
+    )?;
+    let error = refused(settings("delayed", 1));
+    assert!(error.contains("data is "), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_parameter_without_a_gradient_is_named() -> Outcome {
+    let dir = folder();
+    let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;
+    let zeros = fp8::nn::Init::Const(0.);
+    base.vars
+        .get((2, 2), "unused.weight", zeros, DType::F32, &Device::Cpu)?;
+    let objective = objective(dir.path());
+    let mut run = Trainer::new("run", base.model, base.vars, objective, settings("f32", 1))?;
+    let error = run.train_step().expect_err("an error").to_string();
+    assert_eq!(error, "run: no gradient reached unused.weight");
+    assert_eq!(run.step(), 0);
+    Ok(())
+}
+
+#[test]
+fn a_folder_holds_one_run() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run");
+    let error = RunFolder::open(&path).expect_err("an error").to_string();
+    assert!(error.contains("holds no run to resume"), "{error}");
+    let folder = RunFolder::create(&path, &"settings", false)?;
+    assert_eq!(folder.settings::<String>()?, "settings");
+    let error = folder.settings::<u8>().expect_err("an error").to_string();
+    assert!(error.contains("run.json"), "{error}");
+    std::fs::write(folder.checkpoint("run"), "a checkpoint")?;
+    std::fs::write(path.join("notes.txt"), "of somebody else")?;
+    let error = RunFolder::create(&path, &0, false)
+        .expect_err("an error")
+        .to_string();
+    assert!(error.contains("holds an earlier run (run.json)"), "{error}");
+    let folder = RunFolder::create(&path, &1, true)?;
+    assert!(!folder.checkpoint("run").exists());
+    assert!(path.join("notes.txt").exists(), "not a file of a run");
+    Ok(())
+}

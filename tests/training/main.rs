@@ -1,0 +1,7 @@
+//! Training runs: the trainer, its files, and what training asks of a language model.
+
+mod errors;
+mod language_model;
+mod resume;
+mod support;
+mod written;

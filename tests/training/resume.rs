@@ -1,0 +1,132 @@
+//! A run that was stopped goes on to the bit.
+
+use crate::support::*;
+use candle_core::{DType, Device};
+use candle_nn::{VarBuilder, VarMap};
+use fp8::fp8_files::adapter::{AdapterConfig, Targets};
+use fp8::models::{ModelOptions, open};
+use fp8::training::{
+    Ended, Events, Learner, Metrics, Progress, Silent, Stop, Trainer, TurnOptions,
+    initialize_adapter, train,
+};
+use std::path::Path;
+
+const STEPS: u64 = 7;
+
+fn adapters(dir: &Path, micro_batches: usize) -> Run {
+    let mut model = open(dir, &ModelOptions::new()).expect("a model");
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let config = AdapterConfig::new(4)
+        .with_alpha(8.)
+        .with_dropout(0.2)
+        .with_targets(Targets::names(["q_proj", "down_proj"]));
+    model.add_adapter("default", &config, vb).expect("adapters");
+    initialize_adapter(&vars, 3).expect("values");
+    let objective = objective(dir).with_dropout_seed(5);
+    let config = settings("f32", micro_batches);
+    Trainer::new("run", model, vars, objective, config).expect("a trainer")
+}
+
+type Make<'a> = &'a dyn Fn() -> Run;
+
+/// Trains without a pause, and with one after every step, each in a new trainer.
+fn assert_resumes(dir: &Path, what: &str, make: Make<'_>) -> Outcome {
+    let mut whole = make();
+    let expected = losses(&steps(&mut whole, STEPS)?);
+    assert_eq!(expected.len() as u64, STEPS, "{what}");
+    let validation = whole.validate()?.map(f64::to_bits);
+
+    let path = dir.join("checkpoint.safetensors");
+    let _ = std::fs::remove_file(&path);
+    let mut got = vec![];
+    let mut last = None;
+    for step in 1..=STEPS {
+        let mut run = make().with_checkpoint(&path);
+        assert_eq!(run.resume()?, step > 1, "{what}");
+        got.extend(losses(&steps(&mut run, step)?));
+        run.save()?;
+        last = run.validate()?.map(f64::to_bits);
+    }
+    assert_eq!(got, expected, "{what}");
+    assert_eq!(last, validation, "{what}");
+    Ok(())
+}
+
+#[test]
+fn every_step_after_a_pause_is_the_same_to_the_bit() -> Outcome {
+    let dir = folder();
+    let dir = dir.path();
+    for recipe in ["f32", "delayed", "rowwise", "mxfp8"] {
+        for parts in [1, 2] {
+            let what = format!("{recipe} in {parts} parts");
+            assert_resumes(dir, &what, &|| full(dir, settings(recipe, parts)))?;
+        }
+    }
+    assert_resumes(dir, "adapters", &|| adapters(dir, 1))?;
+    assert_resumes(dir, "adapters in parts", &|| adapters(dir, 2))
+}
+
+/// Parts of a batch with unequal numbers of targets count by these numbers.
+#[test]
+fn parts_of_a_batch_give_its_gradient() -> Outcome {
+    let dir = folder();
+    let [one, four] = [1, 4].map(|parts| {
+        let mut run = full(dir.path(), settings("f32", parts));
+        steps(&mut run, 3).expect("steps")
+    });
+    for (a, b) in one.iter().zip(&four) {
+        assert!((a.loss - b.loss).abs() < 1e-5, "{} {}", a.loss, b.loss);
+        assert!((a.grad_norm / b.grad_norm - 1.).abs() < 1e-4);
+        assert_eq!(a.tokens, b.tokens);
+    }
+    Ok(())
+}
+
+/// Stops at the third step.
+struct Stopping(Stop);
+
+impl Events for Stopping {
+    fn stepped(&mut self, progress: &Progress<'_>) {
+        if progress.step == 3 {
+            self.0.request();
+        }
+    }
+}
+
+#[test]
+fn a_stopped_loop_saves_and_goes_on() -> Outcome {
+    let dir = folder();
+    let dir = dir.path();
+    let options = TurnOptions::new(6)
+        .with_checkpoint_every(None)
+        .with_validate_every(Some(2));
+    let run = |name: &str, events: &mut dyn Events, stop: &Stop, metrics: &mut Metrics| {
+        let path = dir.join(format!("{name}.safetensors"));
+        let mut run = full(dir, settings("delayed", 1)).with_checkpoint(path);
+        run.resume().expect("resumed");
+        train(
+            std::slice::from_mut(&mut run),
+            &options,
+            metrics,
+            events,
+            stop,
+        )
+    };
+    let mut whole = Metrics::in_memory();
+    let ended = run("whole", &mut Silent, &Stop::default(), &mut whole)?;
+    assert_eq!(ended, Ended::Finished);
+
+    let mut parts = Metrics::open(dir, |_| true)?;
+    let stop = Stop::default();
+    let ended = run("parts", &mut Stopping(stop.clone()), &stop, &mut parts)?;
+    assert_eq!(ended, Ended::Stopped);
+    assert_eq!(parts.train_curve("run").len(), 3);
+    drop(parts);
+    let mut parts = Metrics::open(dir, |line| line.step() <= 3)?;
+    run("parts", &mut Silent, &Stop::default(), &mut parts)?;
+    assert_eq!(parts.train_curve("run"), whole.train_curve("run"));
+    assert_eq!(parts.validation_curve("run"), whole.validation_curve("run"));
+    assert_eq!(parts.validation_curve("run").len(), 2);
+    Ok(())
+}
