@@ -13,6 +13,7 @@
 //! | stop and resume a run, or continue an f32 run in FP8 | [`checkpoints`] |
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
 //! | run, write and convert FP8 files of any family | [`models`] |
+//! | fine-tune a model of a folder, in full or by adapters | [`fine_tuning`] |
 //! | make training data of texts, chats and labelled texts | [`training_data`] |
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
@@ -51,6 +52,7 @@ pages! {
     checkpoints "guide/checkpoints.md";
     calibration "guide/calibration.md";
     models "guide/models.md";
+    fine_tuning "guide/fine_tuning.md";
     training_data "guide/training_data.md";
     lora "guide/lora.md";
     statistics "guide/statistics.md";
