@@ -21,7 +21,6 @@ mod gpt;
 mod outcome;
 #[path = "../shared/parameters.rs"]
 mod parameters;
-mod plot;
 mod ranks;
 mod record;
 mod run;
@@ -44,10 +43,11 @@ use data::Data;
 use end::{end, one_line};
 use flags::Flags;
 use fp8::ranks::{World, WorldOptions};
+use fp8::training::{Line, Metrics, trim_stats};
 use gpt::GptConfig;
 use gpt::attention::Operands;
 use ranks::{Parallel, Ranks, Travel};
-use record::{Line, Metrics, trim_stats};
+use record::STATS;
 use run::Run;
 use settings::{Settings, saved_settings};
 use std::collections::BTreeMap;
@@ -250,7 +250,9 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
     }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();
     if args.resume.is_some() && ranks.leads() {
-        trim_stats(&dir, &done)?;
+        trim_stats(dir.join(STATS), |name, step| {
+            done.get(name).is_some_and(|&last| step <= last)
+        })?;
     }
     let keep = |line: &Line| {
         // The validation at the last step is the final one, which every finished run repeats.
@@ -262,10 +264,10 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
     };
     let mut metrics = match ranks.leads() {
         true => Metrics::open(&dir, keep)?,
-        false => Metrics::silent(),
+        false => Metrics::in_memory(),
     };
 
-    let finished = training::train(
+    let finished = training::train_side_by_side(
         &mut runs,
         &settings,
         &data,
@@ -274,9 +276,6 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         args.checkpoint_every,
         ranks,
     )?;
-    for run in &runs {
-        run.save(&dir)?;
-    }
     if !ranks.leads() {
         return Ok(());
     }

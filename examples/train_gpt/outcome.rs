@@ -2,15 +2,15 @@
 
 use crate::data::{Batch, Data};
 use crate::gpt::Gpt;
-use crate::plot;
 use crate::ranks::{Parallel, Ranks};
-use crate::record::{Line, Metrics, Sent, Summary, write_json, write_summary};
+use crate::record::{Sent, Summary, write_json, write_summary};
 use crate::run::Run;
 use crate::settings::Settings;
 use crate::size;
 use crate::vocabulary::{self, Vocabulary};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
+use fp8::training::{Metrics, loss_svg};
 use fp8::{ExportOptions, atomic, load, save_calibrated_with};
 use std::io::Write;
 use std::path::Path;
@@ -36,19 +36,13 @@ pub fn summarize(
     let mut summaries = vec![];
     for run in runs {
         let final_val_loss = run.validate(&validation)?;
-        metrics.push(Line::Validation {
-            recipe: run.name.clone(),
-            step: run.step,
-            val_loss: final_val_loss,
-        })?;
-        let curve = metrics.train_curve(&run.name);
-        let last: Vec<f64> = curve.iter().rev().take(10).map(|p| p.1).collect();
+        metrics.push_validation(&run.name, run.step, final_val_loss)?;
         let median_step_ms = metrics.median_step_ms(&run.name);
         let tokens = (batch * model.context) as f64;
         summaries.push(Summary {
             recipe: run.name.clone(),
             steps: run.step,
-            final_train_loss: last.iter().sum::<f64>() / last.len().max(1) as f64,
+            final_train_loss: metrics.last_train_loss(&run.name),
             final_val_loss,
             skipped_steps: metrics.skipped_steps(&run.name),
             median_step_ms,
@@ -83,7 +77,8 @@ pub fn summarize(
         });
     }
     write_summary(dir, &summaries)?;
-    plot::write_loss_svg(dir, metrics, &settings.recipes)?;
+    let svg = loss_svg(metrics, &settings.recipes, "cross entropy per token (nats)")?;
+    atomic::write_atomic(dir.join("loss.svg"), |out| out.write_all(svg.as_bytes()))?;
 
     let base = summaries.iter().find(|s| s.recipe == "f32");
     println!("\nrecipe                train   validation  against f32   ms/step  tokens/s  casts");

@@ -18,19 +18,10 @@ use fp8::fp8_candle::profile;
 use fp8::fp8_core::Granularity;
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
 use fp8::ranks::ProcessGroup;
+use fp8::training::StepRecord;
 use fp8::{Autocast, CastStats, PrepareReport, Recipe, RecipeName, StatsReport, fp8_autocast};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The results of a step.
-pub struct Step {
-    /// The step's number, from 1.
-    pub step: u64,
-    pub loss: f64,
-    pub lr: f64,
-    pub grad_norm: f64,
-    pub ms: f64,
-}
 
 /// A step that the device may not have finished yet.
 struct Unread {
@@ -219,7 +210,7 @@ impl Run {
     }
 
     /// The steps since the last call; one copy brings all losses to the host. All ranks call it.
-    pub fn read_steps(&mut self) -> Result<Vec<Step>> {
+    pub fn read_steps(&mut self) -> Result<Vec<StepRecord>> {
         let unread = std::mem::take(&mut self.unread);
         if unread.is_empty() {
             return Ok(vec![]);
@@ -236,13 +227,17 @@ impl Run {
             let Unread {
                 step, lr, report, ..
             } = unread;
-            steps.push(Step {
-                step: *step,
-                loss,
-                lr: *lr,
-                grad_norm: report.grad_norm()?,
-                ms: unread.marks.0.ms_until(&unread.marks.1)?,
-            });
+            ensure!(
+                loss.is_finite(),
+                "{}: the loss of step {step} is {loss}",
+                self.name
+            );
+            let mut record = StepRecord::new(*step, loss);
+            record.lr = *lr;
+            record.grad_norm = report.grad_norm()?;
+            record.ms = unread.marks.0.ms_until(&unread.marks.1)?;
+            record.tokens = self.settings.batch * self.settings.model.context;
+            steps.push(record);
         }
         Ok(steps)
     }

@@ -3,13 +3,13 @@
 use super::error::{Error, Result};
 use super::metrics::{METRICS, Metrics};
 use super::plot::loss_svg;
+use super::stats::{append_stats, trim_stats};
 use crate::StatsReport;
 use crate::atomic::write_atomic;
-use crate::read::{read_text, read_text_if_present};
+use crate::read::read_text;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 const SETTINGS: &str = "run.json";
@@ -111,16 +111,8 @@ impl RunFolder {
     /// # Errors
     /// If the files cannot be read or written.
     pub fn metrics(&self, name: &str, done: u64) -> Result<Metrics> {
-        let path = self.path.join(STATS);
-        if let Some(old) = read_text_if_present(&path, LIMIT)? {
-            let kept = old.lines().filter(|line| {
-                let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-                line["step"].as_u64().is_some_and(|step| step <= done)
-            });
-            write_atomic(&path, |out| {
-                kept.clone().try_for_each(|line| writeln!(out, "{line}"))
-            })?;
-        }
+        let stats = self.path.join(STATS);
+        trim_stats(stats, |run, step| run == name && step <= done)?;
         Metrics::open(&self.path, |line| {
             line.recipe() == name && line.step() <= done
         })
@@ -131,17 +123,7 @@ impl RunFolder {
     /// # Errors
     /// If the file cannot be written.
     pub fn append_stats(&self, name: &str, step: u64, stats: &StatsReport) -> Result<()> {
-        let path = self.path.join(STATS);
-        let mut lines = String::new();
-        for row in &stats.rows {
-            let mut line = serde_json::to_value(row).unwrap_or_default();
-            line["recipe"] = name.into();
-            line["step"] = step.into();
-            lines.push_str(&format!("{line}\n"));
-        }
-        let file = OpenOptions::new().create(true).append(true).open(&path);
-        file.and_then(|mut file| file.write_all(lines.as_bytes()))
-            .map_err(Error::io(&path, "append to it"))
+        append_stats(self.path.join(STATS), name, step, stats)
     }
 
     /// Writes `summary.json` and, if there is a loss, `loss.svg`.

@@ -24,6 +24,7 @@ mod metrics;
 mod objective;
 mod plot;
 mod progress;
+mod stats;
 mod trainer;
 mod turns;
 
@@ -40,5 +41,6 @@ pub use metrics::{Line, Metrics};
 pub use objective::{Objective, Part};
 pub use plot::loss_svg;
 pub use progress::{Events, Progress, Silent, Stop};
+pub use stats::{append_stats, trim_stats};
 pub use trainer::Trainer;
 pub use turns::{Ended, TurnOptions, train};

@@ -1,13 +1,13 @@
 //! The folders and files of runs, and how errors read.
 
 use crate::calibrate::{self, end};
-use crate::record::{Line, Metrics};
 use crate::{candle_sources, runs};
 use anyhow::anyhow;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use clap::Parser;
 use fp8::models::{Llama, LlamaConfig};
+use fp8::training::{Line, Metrics};
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::error::Error;

@@ -39,9 +39,6 @@ mod gpt;
 mod layer;
 #[path = "../../examples/encoder_layer/race.rs"]
 mod race;
-#[allow(dead_code, reason = "the examples use the rest")]
-#[path = "../../examples/train_gpt/record.rs"]
-mod record;
 #[path = "../../examples/encoder_layer/report.rs"]
 mod report;
 #[allow(dead_code, reason = "the examples use the rest")]

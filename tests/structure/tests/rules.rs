@@ -98,6 +98,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "progress",
             "turns",
             "plot",
+            "stats",
             "folder",
             "trainer",
             "language_model",
