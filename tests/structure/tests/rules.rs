@@ -80,6 +80,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "text",
             "layers",
             "families",
+            "to_gguf",
             "generation",
             "open",
         ],
