@@ -5,3 +5,4 @@ mod helpers;
 mod interrupted;
 mod quantized;
 mod sharded;
+mod streamed;
