@@ -76,7 +76,9 @@ impl Places<'_> {
         let row: usize = rest(&expected.dims).iter().product();
         let rows = tensor.dims().first().copied().unwrap_or(1);
         let all = expected.dims.first().copied().unwrap_or(1);
-        let fits = tensor.dtype() == expected.dtype && rest(tensor.dims()) == rest(&expected.dims);
+        let fits = tensor.dtype() == expected.dtype
+            && tensor.rank() == expected.dims.len()
+            && rest(tensor.dims()) == rest(&expected.dims);
         if !fits || first + rows > all {
             return Err(self.unfit(expected, tensor));
         }

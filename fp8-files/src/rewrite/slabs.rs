@@ -8,9 +8,9 @@ use crate::scheme::static_scale;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::{Contraction, Format, Granularity};
+use std::ops::Range;
 
-/// Elements of a part, by [`WriteOptions::memory`](super::WriteOptions::memory): of 64 parts, each may take as much memory as one f32 for
-/// every element and a little more, several times over.
+/// Elements of a part, for so many bytes of memory. Several threads hold a part each: as stored, in f32, and in the steps between.
 pub(super) fn slab(memory: u64) -> usize {
     usize::try_from(memory / 64).unwrap_or(usize::MAX).max(1)
 }
@@ -34,17 +34,28 @@ pub(super) fn each(
     let dims = source.shape(name).unwrap_or_default();
     let all = dims.first().copied().unwrap_or(1);
     let step = rows_of(&dims, block, slab);
+    let mut take = |rows: Range<usize>, part: Tensor| {
+        let got = part.dims().first().copied().unwrap_or(1);
+        if got != rows.len() {
+            return Err(Error::TensorShape {
+                tensor: name.to_string(),
+                got: part.dims().to_vec(),
+                expected: format!("{} rows of {dims:?}", rows.len()),
+            });
+        }
+        take(rows.start, part)
+    };
     if step < all {
         for first in (0..all).step_by(step) {
             let rows = first..all.min(first + step);
-            match source.rows(name, rows, dtype)? {
-                Some(part) => take(first, part)?,
-                None => return take(0, source.value(name, dtype)?),
+            match source.rows(name, rows.clone(), dtype)? {
+                Some(part) => take(rows, part)?,
+                None => return take(0..all, source.value(name, dtype)?),
             }
         }
         return Ok(());
     }
-    take(0, source.value(name, dtype)?)
+    take(0..all, source.value(name, dtype)?)
 }
 
 /// The codes and scales of a layer whose weight is the tensor `name`. Every part has the codes and scales that it has in the whole.
