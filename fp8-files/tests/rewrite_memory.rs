@@ -125,6 +125,9 @@ fn memory_is_bounded_by_the_layers_in_the_works() {
             few <= memory && many <= memory && alone <= memory,
             "{scheme}"
         );
-        assert!(alone < many, "{scheme}: one layer takes less than several");
+        assert!(
+            alone <= memory / 3,
+            "{scheme}: one layer and a part of it in f32"
+        );
     }
 }
