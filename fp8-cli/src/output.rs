@@ -9,10 +9,10 @@ use std::path::PathBuf;
 /// Options of every command that writes a model.
 #[derive(clap::Args)]
 pub struct Target {
-    /// Directory to write; it must be missing or empty
+    /// Directory to write, missing or empty; for a GGUF file its path
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Replace a model in that directory, together with all other files there
+    /// Replace a model in that directory, together with all other files there, or the file
     #[arg(long)]
     overwrite: bool,
     /// Bytes of tensors in one file
@@ -32,6 +32,14 @@ impl Target {
             .with_overwrite(self.overwrite)
             .with_shard_bytes(self.shard_bytes)
             .with_drop_kv_scales(self.drop_kv_scales)
+    }
+
+    pub fn overwrites(&self) -> bool {
+        self.overwrite
+    }
+
+    pub fn as_json(&self) -> bool {
+        self.json
     }
 
     pub fn print(&self, report: &WriteReport) -> Result<()> {

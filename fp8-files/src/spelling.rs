@@ -13,7 +13,7 @@ use std::str::FromStr;
 /// | `compressed-tensors` | tensor, channel, block, MX; mixed | none, static, per token, tensor, group, MX | per tensor or head | vLLM, sglang, transformers |
 /// | `fp8-blocks` | blocks of one size | per group of the block's columns | - | DeepSeek's and Qwen's loaders, vLLM, sglang, transformers |
 /// | `autofp8` | tensor | all static or all per token | one number for keys and values | vLLM, sglang |
-/// | `modelopt` | tensor + static, channel + per token, blocks of 128 without inputs, MX; one of them | | per tensor | TensorRT-LLM, vLLM, sglang |
+/// | `modelopt` | tensor + static, channel + per token, blocks of 128 without inputs, MX; mixed | | per tensor | TensorRT-LLM, vLLM, sglang |
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -70,7 +70,7 @@ impl Spelling {
                 "one scale per weight, inputs either all static or all per token with exact scales, and no FP8 head"
             }
             Self::ModelOpt => {
-                "one of these in all layers: weights per tensor with static inputs (FP8), weights per channel or tensor with \
+                "in each layer one of these: weights per tensor with static inputs (FP8), weights per channel or tensor with \
      inputs per token (FP8_PER_CHANNEL_PER_TOKEN), blocks of 128x128 with inputs in high precision (fp8_pb_wo), microscaled weights and inputs \
      (MXFP8)"
             }

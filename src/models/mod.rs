@@ -10,7 +10,7 @@
 //! | [`CausalLm`] | a language model as generation uses it |
 //! | [`generate()`], [`generate_text`] | continue prompts, many at once, token by token |
 //! | [`Tokenizer`] | text to tokens and back, chats |
-//! | [`gguf`] | GGUF files as models in high precision |
+//! | [`gguf`] | GGUF files as models in high precision, and as output |
 //!
 //! They are built on [`crate::nn`], so `prepare_fp8`, guards, calibration and `save_calibrated` work on them as on your own
 //! models.
@@ -24,10 +24,10 @@ mod layers;
 mod open;
 pub(crate) mod setters;
 mod text;
+mod to_gguf;
 
 pub use error::{Error, Result, TextError};
 pub use families::*;
-pub use files::gguf;
 #[cfg(feature = "hub")]
 pub use files::hub;
 pub use fp8_files::adapter::{AdapterConfig, AdapterError, Targets};
@@ -35,3 +35,9 @@ pub use generation::*;
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};
 pub use open::{ModelOptions, config_of, of_checkpoint, open};
 pub use text::{ChatMessage, Tokenizer};
+
+/// GGUF files: read as models in high precision, and written for llama.cpp.
+pub mod gguf {
+    pub use super::files::gguf::{GgufError, GgufFile, GgufSource, is_gguf};
+    pub use super::to_gguf::{GgufOptions, GgufReport, GgufType, write_gguf};
+}

@@ -26,7 +26,7 @@ fn a_trained_model_is_written_in_high_precision_and_in_fp8() -> Outcome {
     let mut run = Trainer::new("run", model, vars, objective(dir), settings("f32", 1))?;
     steps(&mut run, 3)?;
     let after = logits(run.model());
-    assert_ne!(after, before);
+    assert!(after != before);
 
     let trained = Trained::new(&*source, run.vars())?;
     let out = dir.join("trained");
@@ -37,7 +37,12 @@ fn a_trained_model_is_written_in_high_precision_and_in_fp8() -> Outcome {
         &WriteOptions::new(),
         &mut rewrite::quiet,
     )?;
-    assert_eq!(logits(&open(&out, &ModelOptions::new())?), after);
+    // Opened to train on: models without variables multiply by the table in another order.
+    let again = TrainableModel::open(&out, DType::F32, &Device::Cpu)?;
+    assert!(logits(&again.model) == after);
+    let served = logits(&open(&out, &ModelOptions::new())?);
+    let largest = served.iter().zip(&after).map(|(a, b)| (a - b).abs());
+    assert!(largest.fold(0f32, f32::max) < 1e-5);
     assert!(out.join("tokenizer.json").exists());
 
     let options = QuantizeOptions::new(Scheme::ChannelToken);
@@ -46,7 +51,7 @@ fn a_trained_model_is_written_in_high_precision_and_in_fp8() -> Outcome {
     let file = fp8::load::Checkpoint::open_dir(&out)?;
     rewrite::quantize(&file, &again, &options, &mut rewrite::quiet)?;
     let [direct, again] = [direct, again].map(|dir| std::fs::read(dir.join("model.safetensors")));
-    assert_eq!(direct?, again?);
+    assert!(direct? == again?);
     Ok(())
 }
 

@@ -76,6 +76,26 @@ fn a_gguf_file_and_its_conversions_run() {
     output(&["quantize", &model, "--out", &fp8]);
     output(&["dequantize", &fp8, "--dtype", "f32", "--out", &high]);
 
+    // For llama.cpp, from FP8 and from the file itself.
+    let (file, again) = (dir.join("fp8.gguf"), dir.join("again.gguf"));
+    let args = [
+        "convert", &fp8, "--to", "gguf", "--type", "f16", "--out", &file, "--json",
+    ];
+    let report = json_output(&args);
+    assert_eq!(
+        (&report["architecture"], &report["tensors"]),
+        (&json!("llama"), &json!(11))
+    );
+    output(&[
+        "convert", &model, "--to", "gguf", "--type", "f32", "--out", &again,
+    ]);
+    let line = failure(&["convert", &fp8, "--to", "gguf", "--out", &file]);
+    assert!(line.contains("fp8.gguf exists"), "{line}");
+    let line = failure(&[
+        "convert", &fp8, "--to", "autofp8", "--type", "f16", "--out", &high,
+    ]);
+    assert!(line.contains("--type is for --to gguf"), "{line}");
+
     let generate = |model: &str| {
         let args = ["generate", model, "--prompt", "ab", "--max-tokens", "4"];
         json_output(&[&args[..], &["--json"]].concat())
@@ -88,6 +108,8 @@ fn a_gguf_file_and_its_conversions_run() {
         let report = json_output(&["eval", model, "--data", &text, "--json"]);
         report["perplexity"].as_f64().unwrap()
     };
+    assert_eq!(eval(&model), eval(&again));
+    assert!((eval(&file) / eval(&fp8) - 1.).abs() < 0.1);
     let (exact, rounded) = (eval(&model), eval(&high));
     assert!((rounded / exact - 1.).abs() < 0.1, "{rounded}, {exact}");
 

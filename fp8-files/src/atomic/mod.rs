@@ -142,22 +142,23 @@ pub fn write_json(
     written.map_err(FileError::io(path, "write"))
 }
 
-/// The body of every atomic file write.
-fn replace_file(
+/// [`write_atomic`] for a `write` with errors of its own. It is the body of every atomic file write.
+///
+/// # Errors
+/// As [`write_atomic`]; those of `write` as they are.
+pub fn replace_file<E: From<FileError>>(
     path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> Result<(), FileError>,
-) -> Result<(), FileError> {
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
     let target = Target::new(path)?;
     let old = match fs::metadata(&target.path) {
         Ok(metadata) if metadata.is_file() => Some(metadata),
         Ok(_) => {
-            return Err(FileError::WrongKind {
-                path: target.path,
-                expected: "regular file",
-            });
+            let (path, expected) = (target.path, "regular file");
+            return Err(FileError::WrongKind { path, expected }.into());
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(FileError::io(path, "look at the old file")(error)),
+        Err(error) => return Err(FileError::io(path, "look at the old file")(error).into()),
     };
     let (temporary, file) = target.create_temporary()?;
     let guard = RemoveOnDrop {
@@ -172,12 +173,12 @@ fn replace_file(
 }
 
 /// Writes and syncs a new file, which gets the permissions of the old one. `path` is for messages.
-fn fill(
+fn fill<E: From<FileError>>(
     path: &Path,
     file: File,
     permissions: Option<Permissions>,
-    write: impl FnOnce(&mut dyn Write) -> Result<(), FileError>,
-) -> Result<(), FileError> {
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
     let mut writer = BufWriter::with_capacity(BUFFER, file);
     write(&mut writer)?;
     let file = writer
@@ -187,7 +188,9 @@ fn fill(
         file.set_permissions(permissions)
             .map_err(FileError::io(path, "set permissions"))?;
     }
-    file.sync_all().map_err(FileError::io(path, "sync to disk"))
+    Ok(file
+        .sync_all()
+        .map_err(FileError::io(path, "sync to disk"))?)
 }
 
 /// Where a write ends up: the path with symbolic links followed, and its parts.

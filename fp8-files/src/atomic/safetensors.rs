@@ -170,11 +170,12 @@ fn chunked<T, const N: usize>(
     values: &[T],
     bytes: impl Fn(&T) -> [u8; N],
 ) -> io::Result<()> {
-    let mut buffer = Vec::with_capacity(N * CHUNK.min(values.len()));
+    let mut buffer = Vec::with_capacity(CHUNK.min(values.len()));
     for chunk in values.chunks(CHUNK) {
         buffer.clear();
-        buffer.extend(chunk.iter().flat_map(&bytes));
-        writer.write_all(&buffer)?;
+        // Vector instructions copy arrays, not bytes one by one.
+        buffer.extend(chunk.iter().map(&bytes));
+        writer.write_all(buffer.as_flattened())?;
     }
     Ok(())
 }

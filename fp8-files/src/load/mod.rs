@@ -41,6 +41,7 @@ mod options;
 mod pair;
 mod read;
 mod refuse;
+mod rows;
 pub(crate) mod static_weight;
 mod targets;
 mod weight;

@@ -10,6 +10,7 @@ use crate::scheme::grid;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+use std::ops::Range;
 
 impl Files {
     /// A weight on `device`.
@@ -31,10 +32,26 @@ impl Files {
         if let Order::Rotary { heads } = *order {
             codes = take_rows(&codes, weight.shape[0], heads, name)?;
         }
+        self.check_codes(weight, &codes, 0)?;
+        Ok(codes)
+    }
+
+    /// The codes of some rows, for a weight whose rows are in the model's order.
+    pub(super) fn codes_of_rows(&self, weight: &Weight, rows: Range<usize>) -> Result<Vec<u8>> {
+        let (Stored { name, .. }, [_, k]) = (&weight.codes, weight.shape);
+        let first = rows.start * k;
+        let codes = self.file(&weight.codes).bytes_of_rows(name, rows)?;
+        self.check_codes(weight, &codes, first)?;
+        Ok(codes)
+    }
+
+    /// Checks that codes, of which the first has the index `first`, hold no NaN.
+    fn check_codes(&self, weight: &Weight, codes: &[u8], first: usize) -> Result<()> {
         let expected = "a finite value, as every weight";
+        let (file, name) = (self.file(&weight.codes), &weight.codes.name);
         match codes.iter().position(|code| code & 0x7F == 0x7F) {
-            None => Ok(codes),
-            Some(index) => Err(file.wrong_value(name, index, f64::NAN, expected)),
+            None => Ok(()),
+            Some(index) => Err(file.wrong_value(name, first + index, f64::NAN, expected)),
         }
     }
 

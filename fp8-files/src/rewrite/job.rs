@@ -3,8 +3,10 @@
 use super::companions::{self, Changes};
 use super::directory::Staging;
 use super::options::{WriteOptions, WriteReport};
+use super::pipeline::Limits;
 use super::progress::{Meter, OnProgress};
 use super::shards::{self, Batch, Entry};
+use super::slabs;
 use super::source::{Source, natural_order};
 use super::spelling::Layout;
 use crate::check::is_float;
@@ -33,6 +35,9 @@ pub(super) struct Job<'a> {
     pub(super) report: WriteReport,
 }
 
+/// Bytes that a value takes while it is computed: as stored, in f32, and once more in one of its steps.
+const BYTES: usize = 10;
+
 /// Where the tensors of a batch come from.
 enum Origin<'a> {
     /// An FP8 layer, and where its parts go.
@@ -48,9 +53,10 @@ impl Job<'_> {
     pub(super) fn run(
         &self,
         on_progress: &mut OnProgress<'_>,
-        mut layer: impl FnMut(&Described) -> Result<StoredLayer>,
+        layer: impl Fn(&Described) -> Result<StoredLayer> + Sync,
     ) -> Result<WriteReport> {
-        let batches = self.batches()?;
+        let slab = slabs::slab(self.options.memory);
+        let batches = self.batches(slab)?;
         let config = self.source.config();
         let directory = self.source.directory();
         // A `config.json` with a quantization alone would open nowhere.
@@ -67,16 +73,28 @@ impl Job<'_> {
             &batches,
             self.options.shard_bytes,
             &self.metadata(&batches),
+            Limits {
+                threads: self.options.threads,
+                memory: self.options.memory,
+            },
             &mut meter,
-            |origin| match origin {
+            |origin, places| match origin {
                 Origin::Layer(described, layouts) => {
                     let layer = layer(described)?;
-                    let tensor =
-                        |layout: &Layout| layout.tensor(&layer.path, &layer.codes, &layer.input);
-                    layouts.iter().map(tensor).collect()
+                    for (i, layout) in layouts.iter().enumerate() {
+                        let tensor = layout.tensor(&layer.path, &layer.codes, &layer.input)?;
+                        places.write(i, &tensor)?;
+                    }
+                    Ok(())
                 }
-                Origin::Scales(tensors) => Ok(tensors.clone()),
-                Origin::Other(name, dtype) => Ok(vec![self.source.value(name, *dtype)?]),
+                Origin::Scales(tensors) => {
+                    let mut tensors = tensors.iter().enumerate();
+                    tensors.try_for_each(|(i, tensor)| places.write(i, tensor))
+                }
+                Origin::Other(name, dtype) => {
+                    let write = |first, tensor: Tensor| places.write_rows(0, first, &tensor);
+                    slabs::each(self.source, name, *dtype, (1, slab), write)
+                }
             },
         )?;
         for (name, value) in
@@ -108,7 +126,7 @@ impl Job<'_> {
     }
 
     /// All tensors in the order of the model, so that those of a layer lie in one file.
-    fn batches(&self) -> Result<Vec<Batch<Origin<'_>>>> {
+    fn batches(&self, slab: usize) -> Result<Vec<Batch<Origin<'_>>>> {
         let mut batches = vec![];
         if let Some(spelling) = self.spelling {
             for layer in &self.contents.layers {
@@ -118,9 +136,12 @@ impl Job<'_> {
                     dtype: layout.dtype,
                     dims: layout.dims.clone(),
                 };
+                let (n, k) = layer.sizes;
                 batches.push(Batch {
                     entries: layouts.iter().map(entry).collect(),
                     source: Origin::Layer(layer, layouts),
+                    // The codes twice, as they are computed and as they are written, and the values of a part.
+                    cost: (n * k * 2 + (n * k).min(slab) * BYTES) as u64,
                 });
             }
             for tensors in spelling.attention_tensors(&self.contents)? {
@@ -131,6 +152,7 @@ impl Job<'_> {
                 };
                 batches.push(Batch {
                     entries: tensors.iter().map(entry).collect(),
+                    cost: 0,
                     source: Origin::Scales(tensors.into_iter().map(|(_, tensor)| tensor).collect()),
                 });
             }
@@ -146,9 +168,11 @@ impl Job<'_> {
                 dtype,
                 dims: self.source.shape(name).unwrap_or_default(),
             };
+            let elements = entry.dims.iter().product::<usize>();
             batches.push(Batch {
                 entries: vec![entry],
                 source: Origin::Other(name, dtype),
+                cost: (elements.min(slab) * BYTES) as u64,
             });
         }
         batches.sort_by_cached_key(|batch| natural_order(batch.name()));

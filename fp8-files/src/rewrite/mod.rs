@@ -1,4 +1,4 @@
-//! Writes one checkpoint as another, layer by layer: a whole model is never in memory.
+//! Writes one checkpoint as another, a few layers at a time: a whole model is never in memory.
 //!
 //! | function | from | to |
 //! |---|---|---|
@@ -15,11 +15,14 @@ mod dequantize;
 mod directory;
 mod job;
 mod options;
+mod pipeline;
+mod positioned;
 mod progress;
 mod quantize;
 mod scheme;
 mod select;
 mod shards;
+mod slabs;
 mod source;
 mod spelling;
 

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 /// The size of a shard in Hugging Face's libraries: 5 GB.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
+/// Memory for tensors: 1 GiB.
+const MEMORY: u64 = 1 << 30;
+
 /// Options of every rewrite.
 ///
 /// ```
@@ -27,6 +30,11 @@ pub struct WriteOptions {
     /// list the layers that have them in the target's metadata, which only this library reads. Default no: they get exact scales, which
     /// every engine computes.
     pub power_of_two_inputs: bool,
+    /// How many layers are worked on at once; 0, the default, for as many as the machine has processors. The files are the same for any
+    /// number.
+    pub threads: usize,
+    /// The most bytes of memory for the tensors of all these layers together, unless one layer alone needs more. Default 1 GiB.
+    pub memory: u64,
 }
 
 impl Default for WriteOptions {
@@ -36,6 +44,8 @@ impl Default for WriteOptions {
             overwrite: false,
             drop_kv_scales: false,
             power_of_two_inputs: false,
+            threads: 0,
+            memory: MEMORY,
         }
     }
 }
@@ -71,6 +81,20 @@ impl WriteOptions {
     #[must_use]
     pub fn with_power_of_two_inputs(mut self, announce: bool) -> Self {
         self.power_of_two_inputs = announce;
+        self
+    }
+
+    /// See [`WriteOptions::threads`].
+    #[must_use]
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// See [`WriteOptions::memory`].
+    #[must_use]
+    pub fn with_memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
         self
     }
 }

@@ -25,10 +25,28 @@ use std::ops::ControlFlow;
 pub struct Progress<'a> {
     /// The layer or tensor that comes next.
     pub name: &'a str,
-    /// Bytes of tensors written.
+    /// Bytes of the layers before it. A few of them may still be worked on.
     pub done: u64,
     /// Bytes of all tensors.
     pub total: u64,
+}
+
+impl Progress<'_> {
+    /// Calls `on_progress` with this.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if it cancels.
+    pub fn report(
+        name: &str,
+        done: u64,
+        total: u64,
+        on_progress: &mut OnProgress<'_>,
+    ) -> Result<()> {
+        match on_progress(Progress { name, done, total }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
 }
 
 /// Called before each layer. [`ControlFlow::Break`] cancels: the call then returns [`Error::Cancelled`] and leaves nothing behind.
@@ -85,15 +103,8 @@ impl<'a, 'b> Meter<'a, 'b> {
 
     /// Reports what comes next; `bytes` is its size.
     pub(super) fn next(&mut self, name: &str, bytes: u64) -> Result<()> {
-        let progress = Progress {
-            name,
-            done: self.done,
-            total: self.total,
-        };
+        let done = self.done;
         self.done += bytes;
-        match (self.on_progress)(progress) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Cancelled),
-        }
+        Progress::report(name, done, self.total, self.on_progress)
     }
 }

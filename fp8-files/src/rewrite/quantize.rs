@@ -6,15 +6,15 @@ use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::scheme::Scheme;
 use super::select::{Patterns, name_others, role};
+use super::slabs;
 use super::source::{Source, model_dtype, natural_order, take_scales};
-use crate::check::first_outside;
 use crate::contents::{Described, HEAD, Role};
 use crate::error::{Error, Result};
 use crate::load::StoredLayer;
 use crate::names::weight_name;
 use crate::scheme::static_scale;
 use crate::spelling::Spelling;
-use candle_core::{DType, Device};
+use candle_core::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -104,7 +104,7 @@ impl QuantizeOptions {
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and a
 /// `quantization_config` that lists every linear layer in high precision, and copies of tokenizer, vocabulary, chat template and
-/// generation settings. One layer at a time is in memory. The directory appears when it is complete; an error or
+/// generation settings. Several layers are worked on at once, in the memory of [`WriteOptions::memory`]. The directory appears when it is complete; an error or
 /// [`Error::Cancelled`] leaves nothing behind.
 ///
 /// ```
@@ -242,16 +242,7 @@ fn quantized(
     options: &QuantizeOptions,
 ) -> Result<StoredLayer> {
     let path = &layer.path;
-    let weight = source.value(name, DType::F32)?;
-    if let Some((index, value)) = first_outside(&weight, f64::is_finite)? {
-        return Err(Error::TensorValue {
-            tensor: name.to_string(),
-            index,
-            value,
-            expected: "finite, as a weight has to be".into(),
-        });
-    }
-    let codes = layer.scheme.quantize(&weight, None, false, path)?;
+    let codes = slabs::quantize(source, layer, name, slabs::slab(options.write.memory))?;
     let input = layer.scheme.input.with_scale(|()| {
         let amax = options.input_amaxes.get(path).copied();
         let amax = amax.ok_or_else(|| Error::MissingAmax { path: path.clone() })?;

@@ -3,16 +3,20 @@
 //! The header is made from shapes alone. It lists tensors by falling element size, so that each is aligned to its element; each tensor is
 //! written to its place when its layer is done.
 
+use super::pipeline::{self, Limits};
+use super::positioned::PositionedFile;
 use super::progress::Meter;
-use crate::atomic::{self, BUFFER, FileError, Header, write_tensor_data};
+use crate::atomic::{self, FileError, Header, write_tensor_data};
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor that will be written.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +39,8 @@ pub(super) struct Batch<S> {
     /// Where the tensors come from.
     pub(super) source: S,
     pub(super) entries: Vec<Entry>,
+    /// Bytes of memory that computing and writing it takes.
+    pub(super) cost: u64,
 }
 
 impl<S> Batch<S> {
@@ -47,41 +53,117 @@ impl<S> Batch<S> {
     }
 }
 
-/// Writes all batches into `directory`, in their order, with an index if they fill several files. Returns the names of the files.
+/// Where the tensors of a batch go.
+pub(super) struct Places<'a> {
+    shard: &'a Shard,
+    entries: &'a [Entry],
+}
+
+impl Places<'_> {
+    /// Writes the whole of an entry.
+    pub(super) fn write(&self, entry: usize, tensor: &Tensor) -> Result<()> {
+        let expected = &self.entries[entry];
+        if tensor.dims() != expected.dims {
+            return Err(self.unfit(expected, tensor));
+        }
+        self.write_rows(entry, 0, tensor)
+    }
+
+    /// Writes some rows of an entry, from `first` on.
+    pub(super) fn write_rows(&self, entry: usize, first: usize, tensor: &Tensor) -> Result<()> {
+        let expected = &self.entries[entry];
+        let rest = |dims: &[usize]| dims.get(1..).unwrap_or_default().to_vec();
+        let row: usize = rest(&expected.dims).iter().product();
+        let rows = tensor.dims().first().copied().unwrap_or(1);
+        let all = expected.dims.first().copied().unwrap_or(1);
+        let fits = tensor.dtype() == expected.dtype
+            && tensor.rank() == expected.dims.len()
+            && rest(tensor.dims()) == rest(&expected.dims);
+        if !fits || first + rows > all {
+            return Err(self.unfit(expected, tensor));
+        }
+        let skipped = first * row * expected.dtype.size_in_bytes();
+        self.shard.write(&expected.name, skipped as u64, tensor)
+    }
+
+    fn unfit(&self, expected: &Entry, tensor: &Tensor) -> Error {
+        let reason = format!(
+            "tensor `{}` came as {:?} {:?}, its header says {:?} {:?}",
+            expected.name,
+            tensor.dtype(),
+            tensor.dims(),
+            expected.dtype,
+            expected.dims
+        );
+        candle_core::Error::msg(reason).into()
+    }
+}
+
+/// Writes all batches into `directory`, with an index if they fill several files. Returns the names of the files.
 ///
-/// `make` gives the tensors of a batch, in the order of its entries. One batch is in memory at a time.
-pub(super) fn write<S>(
+/// `make` writes the tensors of a batch to their places, in any thread; batches begin in their order. The files are the same for any
+/// number of threads.
+pub(super) fn write<S: Sync>(
     directory: &Path,
     batches: &[Batch<S>],
     shard_bytes: u64,
     metadata: &BTreeMap<String, String>,
+    limits: Limits,
     meter: &mut Meter<'_, '_>,
-    mut make: impl FnMut(&S) -> Result<Vec<Tensor>>,
+    make: impl Fn(&S, &Places<'_>) -> Result<()> + Sync,
 ) -> Result<Vec<String>> {
     let shards = split(batches, shard_bytes);
     let mut files = vec![];
     let mut weight_map = Map::new();
-    let mut total = 0;
+    // The shard of each batch.
+    let mut numbers = vec![];
     for (i, shard) in shards.iter().enumerate() {
         let name = match shards.len() {
             1 => "model.safetensors".to_string(),
             count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
-        let path = directory.join(&name);
-        let mut file = Shard::create(&path, shard, metadata)?;
-        for batch in *shard {
-            meter.next(batch.name(), batch.bytes())?;
-            let tensors = make(&batch.source)?;
-            for (entry, tensor) in batch.entries.iter().zip(&tensors) {
-                file.write(entry, tensor)?;
-                weight_map.insert(entry.name.clone(), name.clone().into());
-            }
-            total += batch.bytes();
+        for entry in shard.iter().flat_map(|batch| &batch.entries) {
+            weight_map.insert(entry.name.clone(), name.clone().into());
         }
-        file.finish()?;
+        numbers.extend(shard.iter().map(|_| i));
         files.push(name);
     }
+    let open: Vec<Mutex<Option<Arc<Shard>>>> = shards.iter().map(|_| Mutex::default()).collect();
+    let shard = |i: usize| {
+        open[numbers[i]]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    let costs: Vec<u64> = batches.iter().map(|batch| batch.cost).collect();
+    let begin = |i: usize| {
+        meter.next(batches[i].name(), batches[i].bytes())?;
+        let mut open = shard(i);
+        if open.is_none() {
+            let number = numbers[i];
+            let path = directory.join(&files[number]);
+            *open = Some(Arc::new(Shard::create(path, shards[number], metadata)?));
+        }
+        Ok(())
+    };
+    pipeline::run(&costs, limits, begin, |i| {
+        let batch = &batches[i];
+        let Some(file) = shard(i).clone() else {
+            return Err(candle_core::Error::msg("a file is closed too early").into());
+        };
+        let places = Places {
+            shard: &file,
+            entries: &batch.entries,
+        };
+        make(&batch.source, &places)?;
+        // The last batch of a file closes it.
+        if file.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            file.sync()?;
+            *shard(i) = None;
+        }
+        Ok(())
+    })?;
     if files.len() > 1 {
+        let total: u64 = batches.iter().map(Batch::bytes).sum();
         let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
         let name = "model.safetensors.index.json";
         write_json(&directory.join(name), &index)?;
@@ -107,16 +189,18 @@ fn split<S>(batches: &[Batch<S>], shard_bytes: u64) -> Vec<&[Batch<S>]> {
 }
 
 /// A safetensors file that is being written.
-struct Shard<'a> {
-    path: &'a Path,
-    file: BufWriter<File>,
+struct Shard {
+    path: PathBuf,
+    file: PositionedFile,
     /// Where each tensor begins.
     offsets: BTreeMap<String, u64>,
+    /// Batches that are not in it yet.
+    left: AtomicUsize,
 }
 
-impl<'a> Shard<'a> {
+impl Shard {
     fn create<S>(
-        path: &'a Path,
+        path: PathBuf,
         batches: &[Batch<S>],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self> {
@@ -125,7 +209,7 @@ impl<'a> Shard<'a> {
         let mut header = Header::new(Some(json!(metadata)));
         let mut offsets = BTreeMap::new();
         for Entry { name, dtype, dims } in entries {
-            let start = header.add(path, name, *dtype, dims)?;
+            let start = header.add(&path, name, *dtype, dims)?;
             if offsets.insert(name.clone(), start).is_some() {
                 let tensor = name.clone();
                 return Err(Error::NameClash { tensor });
@@ -135,48 +219,31 @@ impl<'a> Shard<'a> {
         offsets
             .values_mut()
             .for_each(|offset| *offset += header.len() as u64);
-        let file = File::create_new(path).map_err(FileError::io(path, "create it"))?;
+        let file = File::create_new(&path).map_err(FileError::io(&path, "create it"))?;
         // Where the system reserves space, a disk that is too small fails here, before the work.
         file.set_len(length)
-            .map_err(FileError::io(path, "make it as long as it will be"))?;
-        let mut file = BufWriter::with_capacity(BUFFER, file);
-        file.write_all(&header)
-            .map_err(FileError::io(path, "write"))?;
+            .map_err(FileError::io(&path, "make it as long as it will be"))?;
+        let file = PositionedFile::new(file);
+        let written = file.at(0).write_all(&header);
+        written.map_err(FileError::io(&path, "write"))?;
         Ok(Self {
             path,
             file,
             offsets,
+            left: AtomicUsize::new(batches.len()),
         })
     }
 
-    fn write(&mut self, entry: &Entry, tensor: &Tensor) -> Result<()> {
-        let fits = tensor.dtype() == entry.dtype && tensor.dims() == entry.dims;
-        let Some(&offset) = self.offsets.get(&entry.name).filter(|_| fits) else {
-            let reason = format!(
-                "tensor `{}` came as {:?} {:?}, its header says {:?} {:?}",
-                entry.name,
-                tensor.dtype(),
-                tensor.dims(),
-                entry.dtype,
-                entry.dims
-            );
-            return Err(candle_core::Error::msg(reason).into());
-        };
-        self.file
-            .seek(SeekFrom::Start(offset))
-            .map_err(FileError::io(self.path, "write"))?;
-        Ok(write_tensor_data(
-            &mut self.file,
-            self.path,
-            &entry.name,
-            tensor,
-        )?)
+    /// Writes a tensor, or a part of it that begins `skipped` bytes after its beginning.
+    fn write(&self, name: &str, skipped: u64, tensor: &Tensor) -> Result<()> {
+        let offset = self.offsets.get(name).copied().unwrap_or_default();
+        let mut writer = self.file.at(offset + skipped);
+        Ok(write_tensor_data(&mut writer, &self.path, name, tensor)?)
     }
 
-    fn finish(self) -> Result<()> {
-        let file = self.file.into_inner().map_err(|error| error.into_error());
-        let synced = file.and_then(|file| file.sync_all());
-        Ok(synced.map_err(FileError::io(self.path, "write"))?)
+    fn sync(&self) -> Result<()> {
+        let synced = self.file.sync();
+        Ok(synced.map_err(FileError::io(&self.path, "write"))?)
     }
 }
 

@@ -8,12 +8,13 @@ use crate::load::Checkpoint;
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A model whose tensors all have values in high precision; [`quantize`](super::quantize) reads it.
 ///
-/// A [`Checkpoint`] of any family is one: its FP8 weights are dequantized. Implement the trait for other kinds of files; tensors are
-/// requested one at a time.
+/// A [`Checkpoint`] of any family is one: its FP8 weights are dequantized. Implement the trait for other kinds of files. Several
+/// threads request tensors at once, each one of its own.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -40,7 +41,7 @@ use std::path::{Path, PathBuf};
 /// assert_eq!(report.quantized, ["fc"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait Source {
+pub trait Source: Sync {
     /// Hugging Face's names of all tensors (`model.layers.0.mlp.up_proj.weight`), without the scales of FP8 weights; scales of KV caches
     /// are `..self_attn.k_scale` and `v_scale`.
     fn names(&self) -> Vec<String>;
@@ -61,6 +62,15 @@ pub trait Source {
     /// # Errors
     /// If no tensor has that name, it cannot be read, or `dtype` cannot hold it.
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// The value of some rows of a tensor, as [`Source::value`] gives it; None, the default, if only whole tensors can be read. Tensors
+    /// of some hundred million elements are read in parts where it is possible, which bounds memory.
+    ///
+    /// # Errors
+    /// As [`Source::value`].
+    fn rows(&self, _name: &str, _rows: Range<usize>, _dtype: DType) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
 
     /// The `config.json` of the model.
     fn config(&self) -> Option<&Value>;
@@ -106,6 +116,10 @@ impl Source for Checkpoint {
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
         Checkpoint::value(self, name, dtype, &Device::Cpu)
+    }
+
+    fn rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Option<Tensor>> {
+        Checkpoint::rows(self, name, rows, dtype)
     }
 
     fn config(&self) -> Option<&Value> {

@@ -13,6 +13,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Bytes to read at a time; a multiple of the size of every number.
@@ -242,10 +243,43 @@ impl SafetensorsFile {
     /// # Errors
     /// [`Error::MissingTensor`] if no tensor has that name; [`Error::Read`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        let (begin, end) = self.info(name)?.data_offsets;
+        self.bytes_at(self.info(name)?.data_offsets)
+    }
+
+    fn bytes_at(&self, (begin, end): (usize, usize)) -> Result<Vec<u8>> {
         let mut bytes = vec![0; end - begin];
         self.read_at(begin, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Where some rows of a tensor are in the file, and their shape. Rows beyond the last are left out.
+    fn place_of_rows(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+    ) -> Result<((usize, usize), Vec<usize>)> {
+        let info = self.info(name)?;
+        let (begin, _) = info.data_offsets;
+        let mut shape = info.shape.clone();
+        let all = shape.first().copied().unwrap_or(1);
+        let (first, end) = (rows.start.min(all), rows.end.min(all));
+        let row = shape.iter().skip(1).product::<usize>() * info.dtype.bitsize() / 8;
+        if let Some(rows) = shape.first_mut() {
+            *rows = end - first;
+        }
+        Ok(((begin + first * row, begin + end * row), shape))
+    }
+
+    /// The bytes of some rows of a tensor.
+    pub(crate) fn bytes_of_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
+        let (at, _) = self.place_of_rows(name, rows)?;
+        self.bytes_at(at)
+    }
+
+    /// Some rows of a tensor as stored.
+    pub(crate) fn rows(&self, name: &str, rows: Range<usize>, device: &Device) -> Result<Tensor> {
+        let (at, shape) = self.place_of_rows(name, rows)?;
+        self.read(name, &shape, at, device)
     }
 
     /// A tensor as stored. Its numbers are read into its own memory piece by piece, so there is never a second copy of them.
@@ -254,13 +288,23 @@ impl SafetensorsFile {
     /// As [`SafetensorsFile::bytes`]; [`Error::TensorDType`] for a dtype that candle does not have.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         let info = self.info(name)?;
-        let (shape, at) = (info.shape.as_slice(), info.data_offsets);
-        let tensor = match info.dtype {
+        self.read(name, &info.shape, info.data_offsets, device)
+    }
+
+    /// A tensor of this shape from the data of the tensor `name` at these offsets.
+    fn read(
+        &self,
+        name: &str,
+        shape: &[usize],
+        at: (usize, usize),
+        device: &Device,
+    ) -> Result<Tensor> {
+        let tensor = match self.info(name)?.dtype {
             Dtype::F32 => Tensor::from_vec(self.numbers(at, f32::from_le_bytes)?, shape, device),
             Dtype::BF16 => Tensor::from_vec(self.numbers(at, bf16::from_le_bytes)?, shape, device),
             Dtype::F16 => Tensor::from_vec(self.numbers(at, f16::from_le_bytes)?, shape, device),
             Dtype::F64 => Tensor::from_vec(self.numbers(at, f64::from_le_bytes)?, shape, device),
-            Dtype::U8 => Tensor::from_vec(self.bytes(name)?, shape, device),
+            Dtype::U8 => Tensor::from_vec(self.bytes_at(at)?, shape, device),
             Dtype::U32 => Tensor::from_vec(self.numbers(at, u32::from_le_bytes)?, shape, device),
             Dtype::I64 => Tensor::from_vec(self.numbers(at, i64::from_le_bytes)?, shape, device),
             dtype => {
@@ -269,7 +313,7 @@ impl SafetensorsFile {
                     got: format!("{dtype:?}"),
                     expected: "a dtype that candle has".into(),
                 })?;
-                Tensor::from_raw_buffer(&self.bytes(name)?, dtype, shape, device)
+                Tensor::from_raw_buffer(&self.bytes_at(at)?, dtype, shape, device)
             }
         };
         Ok(tensor?)

@@ -3,5 +3,7 @@
 mod goldens;
 mod helpers;
 mod interrupted;
+mod mixed;
 mod quantized;
 mod sharded;
+mod streamed;

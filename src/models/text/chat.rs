@@ -23,14 +23,14 @@ impl ChatMessage {
 }
 
 /// A special token: a string, or an object whose `content` is the string.
-pub(super) fn special(config: &Value, key: &str) -> Option<String> {
+pub(crate) fn special(config: &Value, key: &str) -> Option<String> {
     let token = &config[key];
     let text = token.as_str().or_else(|| token["content"].as_str());
     text.map(str::to_string)
 }
 
 /// The template: a string, or the default one of a list of named templates.
-pub(super) fn chat_template(config: &Value) -> Option<String> {
+pub(crate) fn chat_template(config: &Value) -> Option<String> {
     let template = &config["chat_template"];
     let named = || {
         let templates = template.as_array()?;

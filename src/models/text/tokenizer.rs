@@ -37,7 +37,7 @@ pub struct Tokenizer {
 }
 
 /// Bytes of the longest `tokenizer.json`. Those of 262,000 tokens have 35 million.
-const MAX_TOKENIZER: u64 = 256 << 20;
+pub(crate) const MAX_TOKENIZER: u64 = 256 << 20;
 
 impl Tokenizer {
     /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, ids of end tokens from
@@ -51,10 +51,6 @@ impl Tokenizer {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
         let text = read_text(&path, MAX_TOKENIZER)?;
-        let mut inner = guarded(&path, || load(&text))?;
-        inner.with_padding(None);
-        guarded(&path, || inner.with_truncation(None).map(|_| ()))?;
-
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or(Value::Null);
         let jinja = dir.join("chat_template.jinja");
@@ -62,7 +58,8 @@ impl Tokenizer {
             Some(source) => Some(Template::new(jinja, source)),
             None => chat_template(&config).map(|source| Template::new(config_path, source)),
         };
-        let mut tokenizer = Self::new(inner, path, &config, chat_template);
+        let mut tokenizer = Self::of_json(path, &text, &config)?;
+        tokenizer.chat_template = chat_template;
         let mut eos = vec![];
         for name in ["generation_config.json", "config.json"] {
             let path = dir.join(name);
@@ -90,6 +87,14 @@ impl Tokenizer {
         let chat_template =
             chat_template(&config).map(|source| Template::new(path.clone(), source));
         Ok(Self::new(file.tokenizer()?, path, &config, chat_template))
+    }
+
+    /// The tokenizer of a `tokenizer.json` and a `tokenizer_config.json`, without a chat template; `path` is for messages.
+    pub(crate) fn of_json(path: PathBuf, json: &str, config: &Value) -> Result<Self, TextError> {
+        let mut inner = guarded(&path, || load(json))?;
+        inner.with_padding(None);
+        guarded(&path, || inner.with_truncation(None).map(|_| ()))?;
+        Ok(Self::new(inner, path, config, None))
     }
 
     /// With the special tokens of `config`, a `tokenizer_config.json`.

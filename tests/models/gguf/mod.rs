@@ -1,6 +1,8 @@
 //! GGUF files: a small one made here, broken ones, and a real one.
 
 mod refused;
+mod unwritten;
+mod written;
 
 use crate::real::real_model;
 use candle_core::quantized::gguf_file::{self, Value};

@@ -82,6 +82,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "layers",
             "adapters",
             "families",
+            "to_gguf",
             "generation",
             "open",
         ],

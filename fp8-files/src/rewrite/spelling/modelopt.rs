@@ -1,4 +1,4 @@
-//! ModelOpt's: one algorithm for all layers, in two configuration files.
+//! ModelOpt's: one algorithm for all layers, or one for each (`MIXED_PRECISION`), in two configuration files.
 
 use super::{Layout, Part};
 use crate::contents::{Contents, Described};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::scheme::{InputScheme, LayerScheme};
 use crate::spelling::Spelling;
 use fp8_core::{Granularity, MX_BLOCK};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 const SPELLING: Spelling = Spelling::ModelOpt;
 
@@ -46,22 +46,61 @@ impl Algo {
             Self::Mxfp8 => "MXFP8",
         }
     }
+
+    fn group_size(self) -> Option<usize> {
+        match self {
+            Self::Mxfp8 => Some(MX_BLOCK),
+            _ => None,
+        }
+    }
 }
 
-fn algo(contents: &Contents) -> Option<Algo> {
-    Algo::of(contents.layers.first()?.scheme)
+/// What the configuration says of all layers together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Declared {
+    One(Algo),
+    /// Each layer is listed with its own.
+    Mixed,
+}
+
+impl Declared {
+    fn of(contents: &Contents) -> Option<Self> {
+        let first = Algo::of(contents.layers.first()?.scheme)?;
+        let mut layers = contents.layers.iter();
+        Some(
+            match layers.all(|layer| Algo::of(layer.scheme) == Some(first)) {
+                true => Self::One(first),
+                false => Self::Mixed,
+            },
+        )
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::One(algo) => algo.name(),
+            Self::Mixed => "MIXED_PRECISION",
+        }
+    }
+}
+
+/// `quantized_layers`: the algorithm of each layer.
+fn quantized_layers(contents: &Contents) -> Value {
+    let mut layers = Map::new();
+    for layer in &contents.layers {
+        let algo = Algo::of(layer.scheme);
+        let mut entry = json!({ "quant_algo": algo.map(Algo::name) });
+        if let Some(size) = algo.and_then(Algo::group_size) {
+            entry["group_size"] = json!(size);
+        }
+        layers.insert(layer.path.clone(), entry);
+    }
+    layers.into()
 }
 
 pub(super) fn check(contents: &Contents) -> Result<()> {
-    let first = algo(contents);
-    for layer in &contents.layers {
-        match Algo::of(layer.scheme) {
-            None => return Err(SPELLING.refuses(layer)),
-            algo if algo != first => {
-                return Err(SPELLING.refuses_because(layer, ", unlike the layers before it"));
-            }
-            Some(_) => {}
-        }
+    let mut layers = contents.layers.iter();
+    if let Some(layer) = layers.find(|layer| Algo::of(layer.scheme).is_none()) {
+        return Err(SPELLING.refuses(layer));
     }
     for scale in &contents.kv {
         if scale.k.len() != 1 || scale.v.len() != 1 {
@@ -90,10 +129,16 @@ fn producer() -> Value {
     json!({ "name": "modelopt", "version": concat!("fp8-", env!("CARGO_PKG_VERSION")) })
 }
 
-fn group_size(algo: Option<Algo>) -> Option<usize> {
-    match algo {
-        Some(Algo::Mxfp8) => Some(MX_BLOCK),
-        _ => None,
+/// Adds what both files say beside the name of the algorithm.
+fn add_details(declared: Option<Declared>, contents: &Contents, config: &mut Value) {
+    match declared {
+        Some(Declared::One(algo)) => {
+            if let Some(size) = algo.group_size() {
+                config["group_size"] = json!(size);
+            }
+        }
+        Some(Declared::Mixed) => config["quantized_layers"] = quantized_layers(contents),
+        None => {}
     }
 }
 
@@ -103,31 +148,27 @@ fn kv_algo(contents: &Contents) -> Option<&'static str> {
 
 /// `hf_quant_config.json`.
 pub(super) fn second_config(contents: &Contents) -> Value {
-    let algo = algo(contents);
+    let declared = Declared::of(contents);
     let mut quantization = json!({
-        "quant_algo": algo.map(Algo::name),
+        "quant_algo": declared.map(Declared::name),
         "kv_cache_quant_algo": kv_algo(contents),
         "exclude_modules": contents.ignored,
     });
-    if let Some(size) = group_size(algo) {
-        quantization["group_size"] = json!(size);
-    }
+    add_details(declared, contents, &mut quantization);
     json!({ "producer": producer(), "quantization": quantization })
 }
 
 pub(super) fn quantization(contents: &Contents) -> Value {
-    let algo = algo(contents);
+    let declared = Declared::of(contents);
     let mut config = json!({
         "quant_method": "modelopt",
-        "quant_algo": algo.map(Algo::name),
+        "quant_algo": declared.map(Declared::name),
         "ignore": contents.ignored,
         "producer": producer(),
     });
-    if let Some(size) = group_size(algo) {
-        config["group_size"] = json!(size);
-    }
+    add_details(declared, contents, &mut config);
     // ModelOpt writes this too. Only `quant_algo` decides.
-    if algo == Some(Algo::Fp8) {
+    if declared == Some(Declared::One(Algo::Fp8)) {
         let args = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
         config["config_groups"] = json!({
             "group_0": { "weights": args, "input_activations": args, "targets": ["Linear"] },

@@ -7,13 +7,16 @@
 //! - [`GgufSource`] is what [`quantize`](crate::rewrite::quantize) takes, and [`dequantize`](crate::rewrite::dequantize), which writes an
 //!   ordinary directory: `config.json`, tokenizer files and `model.safetensors`.
 //!
+//! [`write_gguf`](crate::models::gguf::write_gguf) goes the other way.
+//!
 //! It reads the architectures llama (which includes Mistral's models), qwen2 and qwen3, every tensor type that candle knows, and
 //! byte-level BPE tokenizers. Anything else is an error that names it.
 
 mod config;
 mod file;
 mod metadata;
-mod names;
+pub(crate) mod names;
+pub(crate) mod pre;
 mod scan;
 mod source;
 mod vocabulary;

@@ -41,6 +41,28 @@ impl Architecture {
     }
 }
 
+/// The parts of a layer: their names in the file and in transformers, and whether they may have a bias.
+pub(crate) const PARTS: [(&str, &str, bool); 11] = [
+    ("attn_norm", "input_layernorm", false),
+    ("attn_q", "self_attn.q_proj", true),
+    ("attn_k", "self_attn.k_proj", true),
+    ("attn_v", "self_attn.v_proj", true),
+    ("attn_output", "self_attn.o_proj", true),
+    ("attn_q_norm", "self_attn.q_norm", false),
+    ("attn_k_norm", "self_attn.k_norm", false),
+    ("ffn_norm", "post_attention_layernorm", false),
+    ("ffn_gate", "mlp.gate_proj", true),
+    ("ffn_up", "mlp.up_proj", true),
+    ("ffn_down", "mlp.down_proj", true),
+];
+
+/// The tensors outside of layers: their names in the file and in transformers.
+pub(crate) const WHOLE: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+
 /// Parts of a layer that must have a weight.
 pub(super) const LAYER_PARTS: [&str; 9] = [
     "attn_norm",
@@ -65,12 +87,11 @@ pub(super) fn target(
         tensor: name.to_string(),
         architecture: architecture.name(),
     };
-    match name {
-        "token_embd.weight" => return Ok(Some("model.embed_tokens.weight".into())),
-        "output_norm.weight" => return Ok(Some("model.norm.weight".into())),
-        "output.weight" => return Ok(Some("lm_head.weight".into())),
-        "rope_freqs.weight" => return Ok(None),
-        _ => {}
+    if let Some((_, target)) = WHOLE.iter().find(|(stored, _)| *stored == name) {
+        return Ok(Some((*target).to_string()));
+    }
+    if name == "rope_freqs.weight" {
+        return Ok(None);
     }
     let block = name.strip_prefix("blk.").and_then(|rest| {
         let (layer, rest) = rest.split_once('.')?;
@@ -78,20 +99,12 @@ pub(super) fn target(
         Some((layer.parse::<usize>().ok()?, part, kind))
     });
     let (layer, part, kind) = block.ok_or_else(unknown)?;
-    let (module, has_bias) = match part {
-        "attn_norm" => ("input_layernorm", false),
-        "ffn_norm" => ("post_attention_layernorm", false),
-        "attn_q" => ("self_attn.q_proj", true),
-        "attn_k" => ("self_attn.k_proj", true),
-        "attn_v" => ("self_attn.v_proj", true),
-        "attn_output" => ("self_attn.o_proj", true),
-        "attn_q_norm" if architecture == Architecture::Qwen3 => ("self_attn.q_norm", false),
-        "attn_k_norm" if architecture == Architecture::Qwen3 => ("self_attn.k_norm", false),
-        "ffn_gate" => ("mlp.gate_proj", true),
-        "ffn_up" => ("mlp.up_proj", true),
-        "ffn_down" => ("mlp.down_proj", true),
-        _ => return Err(unknown()),
-    };
+    let known = PARTS.iter().find(|(stored, ..)| *stored == part);
+    let (_, module, has_bias) = *known.ok_or_else(unknown)?;
+    // Qwen3 alone normalizes queries and keys.
+    if matches!(part, "attn_q_norm" | "attn_k_norm") && architecture != Architecture::Qwen3 {
+        return Err(unknown());
+    }
     if kind != "weight" && !(kind == "bias" && has_bias) {
         return Err(unknown());
     }
@@ -105,6 +118,17 @@ pub(super) fn unpermute(tensor: &Tensor, heads: usize) -> candle_core::Result<Te
     let half = dims[0] / heads / 2;
     tensor
         .reshape((heads, half, 2, ()))?
+        .transpose(1, 2)?
+        .contiguous()?
+        .reshape(dims)
+}
+
+/// The inverse of [`unpermute`].
+pub(crate) fn permute(tensor: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
+    let dims = tensor.dims().to_vec();
+    let half = dims[0] / heads / 2;
+    tensor
+        .reshape((heads, 2, half, ()))?
         .transpose(1, 2)?
         .contiguous()?
         .reshape(dims)
@@ -149,6 +173,10 @@ mod tests {
         assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
         let weight = unpermute(&file.reshape((8, 1))?, 2)?;
         assert_eq!(weight.dims(), [8, 1]);
+        assert_eq!(
+            permute(&unpermute(&file, 2)?, 2)?.to_vec1::<f32>()?,
+            file.to_vec1::<f32>()?
+        );
         Ok(())
     }
 }

@@ -3,12 +3,8 @@
 use super::GgufError;
 use super::file::GgufFile;
 use super::metadata::integer;
+use super::pre::{KNOWN_PRE, LLAMA3, QWEN2};
 use serde_json::{Map, Value, json};
-
-/// Patterns that split a text before its bytes are merged, by `tokenizer.ggml.pre`.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const KNOWN_PRE: &str = "smollm, starcoder, refact, codeshell, gpt-2, llama-bpe and qwen2";
 
 /// Kinds of tokens, by `tokenizer.ggml.token_type`.
 const CONTROL: i64 = 3;

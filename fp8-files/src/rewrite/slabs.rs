@@ -1,0 +1,124 @@
+//! Large tensors in parts: some of their rows at a time.
+
+use super::source::Source;
+use crate::check::first_outside;
+use crate::contents::Described;
+use crate::error::{Error, Result};
+use crate::scheme::static_scale;
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_core::{Contraction, Format, Granularity};
+use std::ops::Range;
+
+/// Elements of a part, for so many bytes of memory. Several threads hold a part each: as stored, in f32, and in the steps between.
+pub(super) fn slab(memory: u64) -> usize {
+    usize::try_from(memory / 64).unwrap_or(usize::MAX).max(1)
+}
+
+/// Rows of a part: whole blocks of `block` rows.
+fn rows_of(dims: &[usize], block: usize, slab: usize) -> usize {
+    let width: usize = dims.iter().skip(1).product();
+    let rows = slab / width.max(1);
+    (rows / block * block).max(block)
+}
+
+/// Calls `take` with the first row of each part of a tensor and its value, in order. A tensor of up to `slab` elements, or one that the
+/// source reads only whole, is one part.
+pub(super) fn each(
+    source: &dyn Source,
+    name: &str,
+    dtype: DType,
+    (block, slab): (usize, usize),
+    mut take: impl FnMut(usize, Tensor) -> Result<()>,
+) -> Result<()> {
+    let dims = source.shape(name).unwrap_or_default();
+    let all = dims.first().copied().unwrap_or(1);
+    let step = rows_of(&dims, block, slab);
+    let mut take = |rows: Range<usize>, part: Tensor| {
+        let got = part.dims().first().copied().unwrap_or(1);
+        if got != rows.len() {
+            return Err(Error::TensorShape {
+                tensor: name.to_string(),
+                got: part.dims().to_vec(),
+                expected: format!("{} rows of {dims:?}", rows.len()),
+            });
+        }
+        take(rows.start, part)
+    };
+    if step < all {
+        for first in (0..all).step_by(step) {
+            let rows = first..all.min(first + step);
+            match source.rows(name, rows.clone(), dtype)? {
+                Some(part) => take(rows, part)?,
+                None => return take(0..all, source.value(name, dtype)?),
+            }
+        }
+        return Ok(());
+    }
+    take(0..all, source.value(name, dtype)?)
+}
+
+/// The codes and scales of a layer whose weight is the tensor `name`. Every part has the codes and scales that it has in the whole.
+pub(super) fn quantize(
+    source: &dyn Source,
+    layer: &Described,
+    name: &str,
+    slab: usize,
+) -> Result<Fp8Tensor> {
+    let (n, k) = layer.sizes;
+    let block = match layer.scheme.weight {
+        Granularity::Blockwise { rows, .. } => rows.max(1),
+        _ => 1,
+    };
+    let finite = |first: usize, weight: &Tensor| match first_outside(weight, f64::is_finite)? {
+        None => Ok(()),
+        Some((index, value)) => Err(Error::TensorValue {
+            tensor: name.to_string(),
+            index: first * k + index,
+            value,
+            expected: "finite, as a weight has to be".into(),
+        }),
+    };
+    if rows_of(&[n, k], block, slab) >= n {
+        let weight = source.value(name, DType::F32)?;
+        finite(0, &weight)?;
+        return layer.scheme.quantize(&weight, None, false, &layer.path);
+    }
+    // One scale for the whole has to be known before the first code.
+    let mut scale = None;
+    if layer.scheme.weight == Granularity::Tensorwise {
+        let mut amax = 0f32;
+        each(source, name, DType::F32, (block, slab), |first, weight| {
+            finite(first, &weight)?;
+            let part = weight.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+            amax = amax.max(part);
+            Ok(())
+        })?;
+        scale = Some(static_scale(amax, &Device::Cpu, &layer.path, "weight")?);
+    }
+    let (mut codes, mut scales) = (Vec::with_capacity(n * k), vec![]);
+    each(source, name, DType::F32, (block, slab), |first, weight| {
+        if scale.is_none() {
+            finite(first, &weight)?;
+        }
+        let part = layer
+            .scheme
+            .quantize(&weight, scale.clone(), false, &layer.path)?;
+        drop(weight);
+        codes.extend(part.codes().flatten_all()?.to_vec1::<u8>()?);
+        scales.extend(part.dequant_scale().flatten_all()?.to_vec1::<f32>()?);
+        Ok(())
+    })?;
+    let codes = Tensor::from_vec(codes, (n, k), &Device::Cpu)?;
+    let scales = match scale {
+        Some(scale) => scale,
+        None => {
+            let grid = crate::scheme::grid(layer.scheme.weight, n, k);
+            let shape = (grid.scale_rows(), grid.scale_cols());
+            Tensor::from_vec(scales, shape, &Device::Cpu)?
+        }
+    };
+    let (granularity, contraction) = (layer.scheme.weight, Contraction::Cols);
+    let codes = Fp8Tensor::from_parts(codes, Format::E4M3, granularity, contraction, scales)?;
+    Ok(codes)
+}

@@ -1,0 +1,133 @@
+//! Memory of a rewrite: bounded by what is worked on, not by the model.
+
+use candle_core::{DType, Device, Tensor};
+use fp8_files::Result;
+use fp8_files::rewrite::{self, QuantizeOptions, Scheme, Source, WriteOptions};
+use serde_json::Value;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicIsize, Ordering};
+
+static HELD: AtomicIsize = AtomicIsize::new(0);
+static MOST: AtomicIsize = AtomicIsize::new(0);
+
+struct Counting;
+
+// SAFETY: all calls go to the system allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let size = layout.size() as isize;
+        let held = HELD.fetch_add(size, Ordering::Relaxed) + size;
+        MOST.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: as above; the memory comes from the same allocator.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Layers whose values are made when they are asked for.
+struct Made {
+    layers: usize,
+    rows: usize,
+}
+
+const WIDTH: usize = 1024;
+
+impl Source for Made {
+    fn names(&self) -> Vec<String> {
+        let layer = |i| format!("model.layers.{i}.mlp.up_proj.weight");
+        let embedding = "model.embed_tokens.weight".to_string();
+        (0..self.layers).map(layer).chain([embedding]).collect()
+    }
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        // The embedding is as large as all layers.
+        let rows = match name.contains("embed") {
+            true => self.rows * self.layers,
+            false => self.rows,
+        };
+        Some(vec![rows, WIDTH])
+    }
+    fn dtype(&self, _: &str) -> Option<DType> {
+        Some(DType::BF16)
+    }
+    fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let rows = self.shape(name).unwrap_or_default()[0];
+        Ok(self.rows(name, 0..rows, dtype)?.unwrap())
+    }
+    fn rows(&self, _: &str, rows: Range<usize>, dtype: DType) -> Result<Option<Tensor>> {
+        let value = |i| (i * 7 % 1000) as f32 / 1000.;
+        let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(value).collect();
+        let shape = (rows.end - rows.start, WIDTH);
+        Ok(Some(
+            Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?,
+        ))
+    }
+    fn config(&self) -> Option<&Value> {
+        None
+    }
+    fn directory(&self) -> Option<PathBuf> {
+        None
+    }
+}
+
+/// The most bytes that `f` holds at a time.
+fn peak(f: impl FnOnce()) -> isize {
+    let before = HELD.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    f();
+    MOST.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn memory_is_bounded_by_the_layers_in_the_works() {
+    const MIB: isize = 1 << 20;
+    let memory = 24 * MIB;
+    for scheme in [
+        Scheme::ChannelToken,
+        Scheme::Block128,
+        Scheme::Mxfp8,
+        Scheme::DynamicTensor,
+    ] {
+        let mut peaks = vec![];
+        for (threads, layers) in [(4, 4), (4, 12), (1, 12)] {
+            let source = Made { layers, rows: 1024 };
+            let dir = tempfile::tempdir().unwrap();
+            let write = WriteOptions::new()
+                .with_threads(threads)
+                .with_memory(memory as u64);
+            let options = QuantizeOptions::new(scheme).with_write(write);
+            let to = dir.path().join("out");
+            peaks.push(peak(|| {
+                rewrite::quantize(&source, &to, &options, &mut rewrite::quiet).unwrap();
+            }));
+        }
+        let [few, many, alone] = peaks[..] else {
+            unreachable!()
+        };
+        let whole = 12 * 1024 * WIDTH as isize * 4;
+        println!(
+            "{scheme}: {} kB for 4 layers, {} for 12, {} in one thread; f32 has {}",
+            few / 1000,
+            many / 1000,
+            alone / 1000,
+            whole / 1000
+        );
+        assert!(
+            few <= memory && many <= memory && alone <= memory,
+            "{scheme}"
+        );
+        assert!(
+            alone <= memory / 3,
+            "{scheme}: one layer and a part of it in f32"
+        );
+    }
+}
