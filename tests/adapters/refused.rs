@@ -67,6 +67,10 @@ fn other_kinds_are_refused_by_name() {
             ["`fan_in_fan_out` is true", "false"],
         ),
         (
+            json!({ "init_lora_weights": "pissa" }),
+            ["`init_lora_weights` is \"pissa\"", "\"gaussian\""],
+        ),
+        (
             json!({ "lora_bias": true }),
             ["`lora_bias` is true", "false"],
         ),

@@ -52,6 +52,16 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
     if !bias.is_null() && bias.value != "none" {
         return Err(bias.unsupported("\"none\""));
     }
+    // Other ways to begin change the base as well.
+    let init = root.get("init_lora_weights");
+    let harmless = ["gaussian", "eva", "orthogonal"];
+    if init
+        .value
+        .as_str()
+        .is_some_and(|way| !harmless.contains(&way))
+    {
+        return Err(init.unsupported("true, false, \"gaussian\", \"eva\" or \"orthogonal\""));
+    }
     let rank = match root.get("r") {
         entry if entry.is_null() => 8, // PEFT's default
         entry => entry.count()?,
