@@ -23,18 +23,24 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Precision {
+pub enum Precision {
     F32,
     Bf16,
     F16,
 }
 
+impl Precision {
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
 pub fn run(args: &Args) -> Result<()> {
-    let dtype = args.dtype.map(|dtype| match dtype {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-        Precision::F16 => DType::F16,
-    });
+    let dtype = args.dtype.map(Precision::dtype);
     let checkpoint = args.opening.open(&args.dir)?;
     let mut bar = Bar::new("dequantize", BYTES)?;
     let (out, options) = (&args.target.out, args.target.options());

@@ -13,6 +13,7 @@ mod high_precision;
 mod inspect;
 mod layers;
 mod logits;
+mod merge;
 mod model;
 mod output;
 mod progress;
@@ -44,6 +45,8 @@ enum Command {
     Convert(convert::Args),
     /// Rewrite a checkpoint in high precision.
     Dequantize(dequantize::Args),
+    /// Add an adapter of low rank (LoRA) to the weights of its base.
+    Merge(merge::Args),
     /// Compare the weights of two checkpoints.
     Diff(diff::Args),
     /// Fine-tune a language model, in full or by adapters.
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Dequantize(args) => dequantize::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Generate(args) => generate::run(&args),

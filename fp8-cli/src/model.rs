@@ -29,6 +29,9 @@ pub struct How {
     /// Decode FP8 layers whose products with N tokens are no faster in FP8 on this machine, which is measured once for each shape
     #[arg(long, value_name = "N", value_parser = at_least(1))]
     auto: Option<usize>,
+    /// An adapter in PEFT's format to run the model with
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     #[command(flatten)]
     opening: Opening,
 }
@@ -76,9 +79,16 @@ impl Source {
             how: How {
                 dtype: "f32".into(),
                 auto: None,
+                adapter: None,
                 opening: Opening::default(),
             },
         }
+    }
+
+    /// The same model with an adapter.
+    pub fn with_adapter(mut self, adapter: &Path) -> Self {
+        self.how.adapter = Some(adapter.to_path_buf());
+        self
     }
 
     pub fn path(&self) -> &Path {
@@ -89,8 +99,20 @@ impl Source {
         is_gguf(&self.model)
     }
 
-    /// Builds the model.
+    /// Builds the model, with its adapter.
     pub fn load(&self) -> Result<(Model, LinearSize)> {
+        let (model, size) = self.load_base()?;
+        Ok((self.adapted(model)?, size))
+    }
+
+    fn adapted(&self, mut model: Model) -> Result<Model> {
+        if let Some(adapter) = &self.how.adapter {
+            model.load_adapter("adapter", adapter)?;
+        }
+        Ok(model)
+    }
+
+    fn load_base(&self) -> Result<(Model, LinearSize)> {
         let dtype = self.how.dtype();
         let options = ModelOptions::new().with_dtype(dtype);
         if self.is_gguf() {
@@ -112,7 +134,7 @@ impl Source {
         if !self.is_gguf() {
             let checkpoint = self.how.opening.open(&self.model)?;
             if !checkpoint.layer_paths().is_empty() {
-                return high_precision::model(&checkpoint, &self.model);
+                return self.adapted(high_precision::model(&checkpoint, &self.model)?);
             }
         }
         Ok(self.load()?.0)

@@ -2,11 +2,11 @@
 
 use crate::output::Target;
 use crate::progress::{BYTES, Bar, COUNT};
-use crate::source;
+use crate::source::{self, MAX_TEXT};
 use crate::usage::{Usage, at_least};
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
-use fp8::rewrite::{self, QuantizeOptions, Scheme, Spelling};
+use fp8::rewrite::{self, QuantizeOptions, Scheme, Spelling, WriteOptions};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,15 @@ pub struct Args {
     /// weight-only:GRANULARITY, which is tensorwise, rowwise, blockwise:ROWSxCOLS (as blockwise:128x128) or mx
     #[arg(long, value_name = "SCHEME", default_value_t = Scheme::ChannelToken)]
     scheme: Scheme,
+    #[command(flatten)]
+    choice: Choice,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// What to quantize and how to spell it.
+#[derive(clap::Args)]
+pub struct Choice {
     /// compressed-tensors, fp8-blocks (DeepSeek, Qwen), autofp8 or modelopt
     #[arg(long, value_name = "SPELLING", default_value_t = Spelling::CompressedTensors)]
     to: Spelling,
@@ -36,27 +45,52 @@ pub struct Args {
     /// Samples to take from the text, of 512 tokens or the model's positions if it has fewer
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(1))]
     samples: usize,
-    #[command(flatten)]
-    target: Target,
+}
+
+impl Choice {
+    /// The first flag that was given, if any.
+    pub fn given(&self) -> Option<&'static str> {
+        let given = [
+            (self.to != Spelling::default(), "--to"),
+            (!self.ignore.is_empty(), "--ignore"),
+            (self.head, "--head"),
+            (self.amaxes.is_some(), "--amaxes"),
+            (self.calibrate.is_some(), "--calibrate"),
+        ];
+        given
+            .into_iter()
+            .find_map(|(given, flag)| given.then_some(flag))
+    }
+
+    /// The options for a scheme; `model` is run for its inputs' amaxes, if a text was given for that.
+    pub fn options(
+        &self,
+        scheme: Scheme,
+        write: WriteOptions,
+        model: &crate::model::Source,
+    ) -> Result<QuantizeOptions> {
+        let input_amaxes = match (&self.amaxes, &self.calibrate) {
+            (Some(path), _) => read_amaxes(path)?,
+            (None, Some(text)) => calibrate(model, text, self.samples)?,
+            (None, None) if scheme.needs_calibration() => {
+                let why = "needs the inputs' amaxes: give --calibrate TEXT or --amaxes FILE";
+                return Err(Usage(format!("--scheme {scheme} {why}")).into());
+            }
+            (None, None) => BTreeMap::new(),
+        };
+        Ok(QuantizeOptions::new(scheme)
+            .with_spelling(self.to)
+            .with_ignore(self.ignore.clone())
+            .with_head(self.head)
+            .with_input_amaxes(input_amaxes)
+            .with_write(write))
+    }
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let input_amaxes = match (&args.amaxes, &args.calibrate) {
-        (Some(path), _) => read_amaxes(path)?,
-        (None, Some(text)) => calibrate(&args.model, text, args.samples)?,
-        (None, None) if args.scheme.needs_calibration() => {
-            let scheme = args.scheme;
-            let why = "needs the inputs' amaxes: give --calibrate TEXT or --amaxes FILE";
-            return Err(Usage(format!("--scheme {scheme} {why}")).into());
-        }
-        (None, None) => BTreeMap::new(),
-    };
-    let options = QuantizeOptions::new(args.scheme)
-        .with_spelling(args.to)
-        .with_ignore(args.ignore.clone())
-        .with_head(args.head)
-        .with_input_amaxes(input_amaxes)
-        .with_write(args.target.options());
+    let runs = crate::model::Source::of(&args.model);
+    let write = args.target.options();
+    let options = args.choice.options(args.scheme, write, &runs)?;
     let model = source::open(&args.model)?;
     let mut bar = Bar::new("quantize", BYTES)?;
     let report = rewrite::quantize(&*model, &args.target.out, &options, &mut |p| bar.show(p))?;
@@ -75,9 +109,12 @@ fn read_amaxes(path: &Path) -> Result<BTreeMap<String, f32>> {
 const SAMPLE: usize = 512;
 
 /// The largest inputs of each layer while the model reads a text.
-fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<String, f32>> {
-    let bytes = fp8::read::read_bytes(text, source::MAX_TEXT)?;
-    let source = crate::model::Source::of(model);
+fn calibrate(
+    source: &crate::model::Source,
+    text: &Path,
+    samples: usize,
+) -> Result<BTreeMap<String, f32>> {
+    let bytes = fp8::read::read_bytes(text, MAX_TEXT)?;
     let ids = source
         .tokenizer()?
         .encode(&String::from_utf8_lossy(&bytes), true)?;

@@ -1,9 +1,9 @@
 //! Every family against transformers' outputs of tiny models with random weights.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::DType;
 use fp8::models::{self, ModelOptions};
-use fp8_test_support::{golden, sqnr};
-use std::collections::HashMap;
+use fp8_test_support::golden_models::{configs, write_model};
+use fp8_test_support::sqnr;
 
 /// f32 has 24 bits, 144 dB; two layers with norms and softmaxes lose a part of them. A wrong rotation, window, scale of the
 /// scores or choice of experts leaves less than 40 dB.
@@ -11,29 +11,15 @@ const LEAST: f64 = 105.;
 
 #[test]
 fn every_family_gives_the_outputs_of_transformers() {
-    let path = golden("models.safetensors");
-    let bytes = std::fs::read(&path).expect("the file");
-    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
-    let configs = header.metadata().clone().expect("configurations");
-    assert_eq!(configs.len(), 8);
-    let all = candle_core::safetensors::load(&path, &Device::Cpu).expect("tensors");
-    for (family, config) in configs {
-        let prefix = format!("{family}.");
-        let own = all.iter().filter_map(|(name, tensor)| {
-            let name = name.strip_prefix(&prefix)?;
-            Some((name.to_string(), tensor.clone()))
-        });
-        let mut tensors: HashMap<String, Tensor> = own.collect();
-        let ids = tensors.remove("ids").expect("ids");
-        let expected = tensors.remove("output").expect("an output");
+    let families = configs();
+    assert_eq!(families.len(), 8);
+    for family in families.keys() {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("config.json"), config).expect("written");
-        let weights = folder.path().join("model.safetensors");
-        candle_core::safetensors::save(&tensors, weights).expect("written");
+        let golden = write_model(family, folder.path());
         let options = ModelOptions::new().with_dtype(DType::F32);
         let model = models::open(folder.path(), &options).expect("a model");
-        let got = model.forward(&ids).expect("outputs");
-        let close = sqnr(&expected, &got);
+        let got = model.forward(&golden.ids).expect("outputs");
+        let close = sqnr(&golden.output, &got);
         assert!(close >= LEAST, "{family}: {close} dB");
     }
 }

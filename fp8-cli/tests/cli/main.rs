@@ -1,5 +1,6 @@
 //! The tool `fp8`, run from the command line.
 
+mod adapters;
 mod embed;
 mod generate;
 mod gguf;

@@ -1,8 +1,7 @@
 //! What an adapter is, apart from its matrices.
 
 use super::targets::{Targets, captured, ends_with, whole};
-use crate::error::AdapterError;
-use crate::error::Result;
+use crate::error::{AdapterError, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An adapter: which layers it changes, and the rank, weight and dropout of their updates. The fields are those of PEFT's
@@ -125,44 +124,35 @@ impl AdapterConfig {
         })
     }
 
-    /// Those of the linear layers `paths` that get an update, in order. Targets may match none of them: the configuration of an adapter
-    /// that is read may name layers that the model lacks.
+    /// Those of the linear layers `paths` that get an update in a new adapter, in order.
     ///
     /// # Errors
-    /// As [`Targets::matches`].
-    pub fn among<'a>(&self, paths: &[&'a str]) -> Result<Vec<&'a str>> {
+    /// [`AdapterError::NoTarget`] for a target that matches no layer, and as [`Targets::matches`].
+    pub fn targeted<'a>(&self, paths: &[&'a str]) -> Result<Vec<&'a str>> {
         let mut found = vec![];
         for path in paths {
             if self.matches(path)? {
                 found.push(*path);
             }
         }
-        Ok(found)
-    }
-
-    /// [`AdapterConfig::among`] for a new adapter, of which every target has to match.
-    ///
-    /// # Errors
-    /// [`AdapterError::NoTarget`] for a target that matches no layer, and as [`Targets::matches`].
-    pub fn targeted<'a>(&self, paths: &[&'a str]) -> Result<Vec<&'a str>> {
-        let found = self.among(paths)?;
+        let matched = |name: &str| paths.iter().any(|path| ends_with(path, name));
         let unmatched = match &self.targets {
-            Targets::Names(names) => names
-                .iter()
-                .find(|name| !paths.iter().any(|path| ends_with(path, name)))
-                .cloned(),
+            Targets::Names(names) => names.iter().find(|name| !matched(name)).cloned(),
             Targets::Expression(_) | Targets::AllLinear => None,
         };
         let unmatched = unmatched.or_else(|| found.is_empty().then(|| self.targets.to_string()));
         match unmatched {
             None => Ok(found),
-            Some(target) => {
-                let ends = paths.iter().filter_map(|path| path.rsplit('.').next());
-                let ends: BTreeSet<&str> = ends.collect();
-                let layers = Vec::from_iter(ends).join(", ");
-                Err(AdapterError::NoTarget { target, layers }.into())
-            }
+            Some(target) => Err(self.no_target(target, paths)),
         }
+    }
+
+    /// The error for a target that matches none of the linear layers `paths`.
+    pub(super) fn no_target(&self, target: String, paths: &[&str]) -> Error {
+        let ends = paths.iter().filter_map(|path| path.rsplit('.').next());
+        let ends: BTreeSet<&str> = ends.collect();
+        let layers = Vec::from_iter(ends).join(", ");
+        AdapterError::NoTarget { target, layers }.into()
     }
 }
 

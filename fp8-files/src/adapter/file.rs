@@ -1,17 +1,21 @@
 //! The matrices of an adapter.
 
 use super::config::AdapterConfig;
+use super::naming::Naming;
 use super::{CONFIG_FILE, PREFIX, TENSORS_FILE, json};
 use crate::atomic::{FileError, Part, replace_together, write_json, write_safetensors};
 use crate::error::{AdapterError, Error, Result};
 use crate::read::{MAX_CONFIG, read_text};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
-use std::collections::{BTreeMap, HashMap};
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 /// The ends of the names of A and B.
 const MATRICES: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
+/// A layer that PEFT's model of a BERT has, and ours does not need.
+const POOLER: &str = "pooler.dense";
 
 /// An adapter on disk. Its matrices are read one layer at a time.
 ///
@@ -26,7 +30,8 @@ const MATRICES: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
 ///
 /// let file = AdapterFile::open(dir.path())?;
 /// assert_eq!(file.config(), &config);
-/// file.check(["model.fc"])?;
+/// let layers = file.layers(&["model.fc", "model.other"])?;
+/// assert_eq!(layers, [("model.fc", "model.fc".to_string())]);
 /// let [a, b] = file.matrices("model.fc", (8, 16), DType::F32, &Device::Cpu)?;
 /// assert_eq!((a.dims(), b.dims()), (&[2, 16][..], &[8, 2][..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -60,81 +65,117 @@ impl AdapterFile {
         self.tensors.path()
     }
 
-    /// Whether the file has matrices of the layer at `path`.
-    pub fn has(&self, path: &str) -> bool {
-        MATRICES
-            .iter()
-            .any(|matrix| self.tensors.shape(&name(path, matrix)).is_some())
+    /// Whether the file has matrices of the layer at `path`, a path of the adapter.
+    fn has(&self, path: &str) -> bool {
+        let mut names = MATRICES.into_iter().map(|matrix| name(path, matrix));
+        names.any(|name| self.tensors.shape(&name).is_some())
     }
 
-    /// Fails unless the file has the matrices of exactly the layers at these paths.
+    /// How the adapter names layers with these `paths` in the base.
+    pub fn naming(&self, paths: &[&str]) -> Naming {
+        Naming::find(paths, |path| self.has(path))
+    }
+
+    /// Those of the base's linear layers `paths` that the adapter changes, in order, each with its path in the adapter. Matrices of a
+    /// BERT's pooler are ignored if the base has no pooler: features do not need it.
     ///
     /// # Errors
-    /// [`AdapterError::Missing`] and [`AdapterError::Extra`], with the names.
-    pub fn check<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> Result<()> {
-        let paths = paths.into_iter();
-        let expected = paths.flat_map(|path| MATRICES.map(|matrix| name(path, matrix)));
-        let expected: Vec<String> = expected.collect();
+    /// [`AdapterError::Missing`] if the file lacks a matrix of a targeted layer; [`AdapterError::Extra`] for tensors of any other layer;
+    /// [`AdapterError::NoTarget`] if no layer is targeted.
+    pub fn layers<'a>(&self, paths: &[&'a str]) -> Result<Vec<(&'a str, String)>> {
+        let naming = self.naming(paths);
+        let mut layers = vec![];
+        for path in paths {
+            let own = naming.of(path);
+            if self.config.matches(&own)? {
+                layers.push((*path, own));
+            }
+        }
+        let expected: BTreeSet<String> = layers.iter().flat_map(|(_, own)| names(own)).collect();
+        let ignored: BTreeSet<String> = [POOLER, "bert.pooler.dense"]
+            .into_iter()
+            .filter(|path| self.config.matches(path).unwrap_or(false))
+            .flat_map(names)
+            .collect();
         let path = self.path().to_path_buf();
-        let extra = self.tensors.names().filter(|name| !expected.contains(name));
+        let extra = self.tensors.names();
+        let extra = extra.filter(|name| !expected.contains(name) && !ignored.contains(name));
         let mut extra: Vec<String> = extra.collect();
         if !extra.is_empty() {
             extra.sort();
             return Err(AdapterError::Extra { path, extra }.into());
         }
+        if layers.is_empty() {
+            return Err(self
+                .config
+                .no_target(self.config.targets.to_string(), paths));
+        }
         let missing = expected.into_iter();
         let missing = missing.filter(|name| self.tensors.shape(name).is_none());
         let missing: Vec<String> = missing.collect();
         match missing.is_empty() {
-            true => Ok(()),
+            true => Ok(layers),
             false => Err(AdapterError::Missing { path, missing }.into()),
         }
     }
 
-    /// A `[rank, in_features]` and B `[out_features, rank]` of the layer at `path` with (out_features, in_features).
+    /// Fails unless the matrices of the layer at `path`, a path of the adapter, fit its (out_features, in_features).
+    ///
+    /// # Errors
+    /// As [`AdapterFile::matrices`]; no tensor is read.
+    pub fn check_sizes(
+        &self,
+        path: &str,
+        (out_features, in_features): (usize, usize),
+    ) -> Result<()> {
+        let rank = self.config.rank_of(path)?;
+        let shapes = [[rank, in_features], [out_features, rank]];
+        for (name, expected) in names(path).into_iter().zip(shapes) {
+            let Some(shape) = self.tensors.shape(&name) else {
+                let missing = vec![name];
+                let path = self.path().to_path_buf();
+                return Err(AdapterError::Missing { path, missing }.into());
+            };
+            if shape != expected {
+                return Err(Error::TensorShape {
+                    got: shape.to_vec(),
+                    expected: format!(
+                        "{expected:?} for rank {rank} and a layer of {in_features} to {out_features} features"
+                    ),
+                    tensor: name,
+                });
+            }
+            let dtype = self.tensors.dtype(&name);
+            if !matches!(dtype, Some(Dtype::F32 | Dtype::BF16 | Dtype::F16)) {
+                return Err(self.tensors.wrong_dtype(&name, "F32, BF16 or F16"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A `[rank, in_features]` and B `[out_features, rank]` of the layer at `path`, a path of the adapter, with `sizes` (out_features, in_features).
     ///
     /// # Errors
     /// [`AdapterError::Missing`], [`Error::TensorShape`], and [`Error::TensorDType`] for another dtype than f32, bf16 and f16.
     pub fn matrices(
         &self,
         path: &str,
-        (out_features, in_features): (usize, usize),
+        sizes: (usize, usize),
         dtype: DType,
         device: &Device,
     ) -> Result<[Tensor; 2]> {
-        let rank = self.config.rank_of(path)?;
-        let read = |matrix: &str, dims: [usize; 2]| -> Result<Tensor> {
-            let name = name(path, matrix);
-            let Some(shape) = self.tensors.shape(&name) else {
-                return Err(AdapterError::Missing {
-                    path: self.path().to_path_buf(),
-                    missing: vec![name],
-                }
-                .into());
-            };
-            if shape != dims {
-                return Err(Error::TensorShape {
-                    got: shape.to_vec(),
-                    expected: format!("{dims:?}: rank {rank}, {out_features} x {in_features}"),
-                    tensor: name,
-                });
-            }
-            let tensor = self.tensors.tensor(&name, device)?;
-            match tensor.dtype() {
-                DType::F32 | DType::BF16 | DType::F16 => Ok(tensor.to_dtype(dtype)?),
-                got => Err(Error::TensorDType {
-                    tensor: name,
-                    got: got.as_str().to_string(),
-                    expected: "f32, bf16 or f16".to_string(),
-                }),
-            }
+        self.check_sizes(path, sizes)?;
+        let [a, b] = names(path);
+        let read = |name: &str| -> Result<Tensor> {
+            Ok(self.tensors.tensor(name, device)?.to_dtype(dtype)?)
         };
-        let [a, b] = MATRICES;
-        Ok([
-            read(a, [rank, in_features])?,
-            read(b, [out_features, rank])?,
-        ])
+        Ok([read(&a)?, read(&b)?])
     }
+}
+
+/// The names of both matrices of the layer at `path`.
+fn names(path: &str) -> [String; 2] {
+    MATRICES.map(|matrix| name(path, matrix))
 }
 
 /// The name of a matrix of the layer at `path`.
@@ -156,9 +197,8 @@ pub fn write_adapter(
     std::fs::create_dir_all(dir).map_err(FileError::io(dir, "create the directory"))?;
     let mut tensors = BTreeMap::new();
     for (path, matrices) in matrices {
-        for (matrix, tensor) in MATRICES.into_iter().zip(matrices) {
-            tensors.insert(name(&path, matrix), tensor.detach());
-        }
+        let matrices = matrices.map(|tensor| tensor.detach());
+        tensors.extend(names(&path).into_iter().zip(matrices));
     }
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let config = json::written(config);

@@ -52,6 +52,16 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
     if !bias.is_null() && bias.value != "none" {
         return Err(bias.unsupported("\"none\""));
     }
+    // Other ways to begin change the base as well.
+    let init = root.get("init_lora_weights");
+    let harmless = ["gaussian", "eva", "orthogonal"];
+    if init
+        .value
+        .as_str()
+        .is_some_and(|way| !harmless.contains(&way))
+    {
+        return Err(init.unsupported("true, false, \"gaussian\", \"eva\" or \"orthogonal\""));
+    }
     let rank = match root.get("r") {
         entry if entry.is_null() => 8, // PEFT's default
         entry => entry.count()?,
@@ -149,6 +159,14 @@ fn layers(entry: &At<'_>) -> Result<Option<Vec<usize>>> {
         .ok_or_else(|| entry.unsupported("a number of a layer or a list of them"))
 }
 
+/// A number without a point where it is whole, as most alphas are.
+fn whole(number: f64) -> Value {
+    match number as i64 {
+        integer if integer as f64 == number => json!(integer),
+        _ => json!(number),
+    }
+}
+
 /// The configuration of an adapter that is no longer trained.
 pub(super) fn written(config: &AdapterConfig) -> Value {
     let targets = |targets: &Targets| match targets {
@@ -161,10 +179,14 @@ pub(super) fn written(config: &AdapterConfig) -> Value {
         false => json!(config.layers_pattern),
     };
     // The shortest decimal that is the f32.
-    let dropout: Value = config.dropout.to_string().parse().unwrap_or(Value::Null);
+    let dropout: Value = format!("{:?}", config.dropout)
+        .parse()
+        .unwrap_or(Value::Null);
+    let alphas = config.alpha_pattern.iter();
+    let alphas: BTreeMap<_, _> = alphas.map(|(path, alpha)| (path, whole(*alpha))).collect();
     json!({
         "alora_invocation_tokens": null,
-        "alpha_pattern": config.alpha_pattern,
+        "alpha_pattern": alphas,
         "auto_mapping": null,
         "base_model_name_or_path": config.base_model,
         "bias": "none",
@@ -175,7 +197,7 @@ pub(super) fn written(config: &AdapterConfig) -> Value {
         "layer_replication": null,
         "layers_pattern": layers_pattern,
         "layers_to_transform": config.layers,
-        "lora_alpha": config.alpha,
+        "lora_alpha": whole(config.alpha),
         "lora_bias": false,
         "lora_dropout": dropout,
         "modules_to_save": null,

@@ -6,11 +6,13 @@
 mod config;
 mod file;
 mod json;
+mod naming;
 mod targets;
 
 pub use crate::error::AdapterError;
 pub use config::AdapterConfig;
 pub use file::{AdapterFile, write_adapter};
+pub use naming::Naming;
 pub use targets::Targets;
 
 /// The configuration's file in the directory of an adapter.

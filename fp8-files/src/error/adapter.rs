@@ -14,8 +14,8 @@ pub enum AdapterError {
         /// The last components of the paths of all linear layers.
         layers: String,
     },
-    /// Layers that the configuration targets have no matrices in the file.
-    #[error("{}: {} layers that the targets name have no matrices, the first is `{}`", path.display(), missing.len(),
+    /// Layers that the configuration targets lack matrices in the file.
+    #[error("{}: {} tensors of layers that the targets name are missing, the first is `{}`", path.display(), missing.len(),
         missing.first().map_or("", String::as_str))]
     Missing {
         /// The file of tensors.

@@ -6,7 +6,7 @@
 //! | [`convert`] | FP8 of any family | the same codes and scales in another [`Spelling`] |
 //! | [`dequantize`] | FP8 of any family | an ordinary checkpoint |
 //!
-//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint), and write a directory that appears complete or not at
+//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint) or one with an adapter added to it ([`Merged`]), and write a directory that appears complete or not at
 //! all. A callback gets the [`Progress`] and can cancel.
 
 mod companions;
@@ -14,6 +14,7 @@ mod convert;
 mod dequantize;
 mod directory;
 mod job;
+mod merged;
 mod options;
 mod pipeline;
 mod positioned;
@@ -29,6 +30,7 @@ mod spelling;
 pub use crate::spelling::Spelling;
 pub use convert::convert;
 pub use dequantize::dequantize;
+pub use merged::Merged;
 pub use options::{WriteOptions, WriteReport};
 pub use progress::{OnProgress, Progress, quiet};
 pub use quantize::{QuantizeOptions, quantize};

@@ -3,6 +3,7 @@
 use super::Adapters;
 use crate::models::layers::Projection;
 use candle_core::{DType, Device};
+use fp8_files::adapter::Naming;
 
 /// A model that can hold adapters.
 pub(crate) trait Host {
@@ -27,13 +28,8 @@ pub(crate) trait Host {
     /// The device that it computes on.
     fn device(&self) -> &Device;
 
-    /// The path of a layer in the class that PEFT's adapters of this task are for.
-    fn peft_path<'a>(&self, path: &'a str) -> &'a str {
-        path
-    }
-
-    /// Layers of that class that this library does not compute: an adapter's matrices for them are ignored.
-    fn absent(&self) -> &'static [&'static str] {
-        &[]
+    /// How a new adapter names the layers: as the class of transformers for the task does.
+    fn naming(&self) -> Naming {
+        Naming::Same
     }
 }

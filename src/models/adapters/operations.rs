@@ -6,7 +6,7 @@ use crate::models::error::Result;
 use crate::nn::{LoraConfig, LoraUpdate};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8_files::adapter::{AdapterConfig, AdapterFile, PREFIX, Targets, write_adapter};
+use fp8_files::adapter::{AdapterConfig, AdapterFile, Naming, PREFIX, Targets, write_adapter};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::PoisonError;
@@ -14,37 +14,15 @@ use std::sync::PoisonError;
 /// A linear layer of the model.
 struct Layer {
     path: String,
-    /// Its path in PEFT's names.
-    peft: String,
     features: (usize, usize),
 }
 
 fn layers(host: &mut dyn Host) -> Vec<Layer> {
-    let layers = host.projections().into_iter();
-    let layers: Vec<_> = layers
-        .map(|layer| (layer.path().to_string(), layer.features()))
-        .collect();
-    let layers = layers.into_iter().map(|(path, features)| Layer {
-        peft: host.peft_path(&path).to_string(),
-        path,
-        features,
+    let layers = host.projections().into_iter().map(|layer| Layer {
+        path: layer.path().to_string(),
+        features: layer.features(),
     });
     layers.collect()
-}
-
-/// The layers that a configuration names; with `strict`, every target has to match a layer.
-fn targeted(host: &mut dyn Host, config: &AdapterConfig, strict: bool) -> Result<Vec<Layer>> {
-    let mut layers = layers(host);
-    let paths: Vec<&str> = layers.iter().map(|layer| layer.peft.as_str()).collect();
-    let found: Vec<String> = match strict {
-        true => config.targeted(&paths)?,
-        false => config.among(&paths)?,
-    }
-    .into_iter()
-    .map(String::from)
-    .collect();
-    layers.retain(|layer| found.contains(&layer.peft));
-    Ok(layers)
 }
 
 fn lora_config(config: &AdapterConfig, path: &str) -> Result<LoraConfig> {
@@ -62,17 +40,35 @@ pub(crate) fn add(
     vb: VarBuilder<'_>,
 ) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
-    let layers = targeted(host, config, true)?;
+    let naming = host.naming();
+    let layers = layers(host);
+    let own: Vec<String> = layers.iter().map(|layer| naming.of(&layer.path)).collect();
+    let paths: Vec<&str> = own.iter().map(String::as_str).collect();
+    let targeted = config.targeted(&paths)?;
+    let layers = layers.into_iter().zip(own.clone());
+    let layers = layers.filter(|(_, own)| targeted.contains(&own.as_str()));
+    add_to(host, name, config, naming, layers, vb)
+}
+
+/// Adds an adapter to the given layers, each with its path in the adapter.
+fn add_to(
+    host: &mut dyn Host,
+    name: &str,
+    config: &AdapterConfig,
+    naming: Naming,
+    layers: impl IntoIterator<Item = (Layer, String)>,
+    vb: VarBuilder<'_>,
+) -> Result<Vec<String>> {
     let vb = vb.pp(PREFIX);
-    let mut updates = BTreeMap::new();
-    for layer in &layers {
-        let own = lora_config(config, &layer.peft)?;
-        let update = LoraUpdate::new(layer.features, own, vb.pp(&layer.peft))?;
-        updates.insert(layer.path.clone(), update.with_path(layer.path.as_str()));
+    let (mut updates, mut paths) = (BTreeMap::new(), vec![]);
+    for (Layer { path, features }, own) in layers {
+        let update = LoraUpdate::new(features, lora_config(config, &own)?, vb.pp(&own))?;
+        updates.insert(path.clone(), update.with_path(path.as_str()));
+        paths.push(path);
     }
     host.freeze();
-    insert(host, name, config, updates)?;
-    Ok(layers.into_iter().map(|layer| layer.path).collect())
+    insert(host, name, config, naming, updates)?;
+    Ok(paths)
 }
 
 /// Keeps an adapter and makes it the active one.
@@ -80,50 +76,61 @@ fn insert(
     host: &mut dyn Host,
     name: &str,
     config: &AdapterConfig,
+    naming: Naming,
     updates: BTreeMap<String, LoraUpdate>,
 ) -> Result<()> {
     host.adapters_mut().list.push(Adapter {
         name: name.to_string(),
         config: config.clone(),
+        naming,
         updates,
     });
     set(host, Some(name))
 }
 
-/// The matrices in an adapter's directory, by layer.
-fn read(host: &mut dyn Host, dir: &Path) -> Result<(AdapterConfig, Vec<(Layer, [Tensor; 2])>)> {
+/// The adapter in a directory.
+struct Read {
+    config: AdapterConfig,
+    naming: Naming,
+    /// The layers that it changes, each with its path in the adapter and its matrices.
+    layers: Vec<(Layer, String, [Tensor; 2])>,
+}
+
+fn read(host: &mut dyn Host, dir: &Path) -> Result<Read> {
     let file = AdapterFile::open(dir)?;
-    let layers = targeted(host, file.config(), false)?;
-    let absent = host.absent().iter().copied();
-    let absent = absent.filter(|path| file.has(path));
-    let present = layers.iter().map(|layer| layer.peft.as_str());
-    file.check(present.chain(absent))?;
-    let device = host.device();
-    let read = layers.into_iter().map(|layer| {
-        let matrices = file.matrices(&layer.peft, layer.features, DType::F32, device)?;
-        Ok((layer, matrices))
+    let mut all = layers(host);
+    let paths: Vec<String> = all.iter().map(|layer| layer.path.clone()).collect();
+    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+    let targeted: BTreeMap<&str, String> = file.layers(&paths)?.into_iter().collect();
+    all.retain(|layer| targeted.contains_key(layer.path.as_str()));
+    let layers = all.into_iter().map(|layer| {
+        let own = targeted[layer.path.as_str()].clone();
+        let matrices = file.matrices(&own, layer.features, DType::F32, host.device())?;
+        Ok((layer, own, matrices))
     });
-    let read = read.collect::<Result<_>>()?;
-    Ok((file.config().clone(), read))
+    Ok(Read {
+        layers: layers.collect::<Result<_>>()?,
+        naming: file.naming(&paths),
+        config: file.config().clone(),
+    })
 }
 
 /// Adds the adapter in a directory, without gradients.
 pub(crate) fn load(host: &mut dyn Host, name: &str, dir: &Path) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
-    let (config, read) = read(host, dir)?;
-    let mut updates = BTreeMap::new();
-    for (layer, [a, b]) in read {
-        let own = lora_config(&config, &layer.peft)?;
+    let read = read(host, dir)?;
+    let (mut updates, mut paths) = (BTreeMap::new(), vec![]);
+    for (Layer { path, features }, own, [a, b]) in read.layers {
         let tensors = HashMap::from([
             ("lora_A.weight".to_string(), a),
             ("lora_B.weight".to_string(), b),
         ]);
         let vb = VarBuilder::from_tensors(tensors, DType::F32, host.device());
-        let update = LoraUpdate::new(layer.features, own, vb)?;
-        updates.insert(layer.path.clone(), update.with_path(layer.path.as_str()));
+        let update = LoraUpdate::new(features, lora_config(&read.config, &own)?, vb)?;
+        updates.insert(path.clone(), update.with_path(path.as_str()));
+        paths.push(path);
     }
-    let paths = updates.keys().cloned().collect();
-    insert(host, name, &config, updates)?;
+    insert(host, name, &read.config, read.naming, updates)?;
     Ok(paths)
 }
 
@@ -135,16 +142,18 @@ pub(crate) fn load_trainable(
     vars: &VarMap,
 ) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
-    let (config, read) = read(host, dir)?;
-    for (layer, [a, b]) in read {
+    let read = read(host, dir)?;
+    let mut layers = vec![];
+    for (layer, own, [a, b]) in read.layers {
         let mut vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
         for (matrix, tensor) in [("lora_A", a), ("lora_B", b)] {
-            let name = format!("{PREFIX}.{}.{matrix}.weight", layer.peft);
+            let name = format!("{PREFIX}.{own}.{matrix}.weight");
             vars.insert(name, Var::from_tensor(&tensor)?);
         }
+        layers.push((layer, own));
     }
     let vb = VarBuilder::from_varmap(vars, DType::F32, host.device());
-    add(host, name, &config, vb)
+    add_to(host, name, &read.config, read.naming, layers, vb)
 }
 
 /// Makes an adapter the active one; None: none.
@@ -178,15 +187,15 @@ pub(crate) fn remove(host: &mut dyn Host, name: &str) -> Result<()> {
 pub(crate) fn save(host: &dyn Host, name: &str, dir: &Path) -> Result<()> {
     let adapter = host.adapters().get(name)?;
     let mut config = adapter.config.clone();
-    let peft = |path: &str| host.peft_path(path).to_string();
+    let naming = adapter.naming;
     if config.targets == Targets::AllLinear {
         // As PEFT: its own model may have linear layers that this one lacks.
-        config.targets = Targets::names(adapter.updates.keys().map(|path| peft(path)));
+        config.targets = Targets::names(adapter.updates.keys().map(|path| naming.of(path)));
     }
     config.task = config.task.or_else(|| Some(host.task().to_string()));
     let matrices = adapter.updates.iter().map(|(path, update)| {
         let [a, b] = update.matrices();
-        (peft(path), [a.clone(), b.clone()])
+        (naming.of(path), [a.clone(), b.clone()])
     });
     Ok(write_adapter(dir, &config, matrices)?)
 }

@@ -3,7 +3,7 @@
 use crate::models::error::{Error, Result};
 use crate::models::layers::DropoutSeed;
 use crate::nn::LoraUpdate;
-use fp8_files::adapter::AdapterConfig;
+use fp8_files::adapter::{AdapterConfig, Naming};
 use std::collections::BTreeMap;
 
 /// One adapter.
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 pub(super) struct Adapter {
     pub(super) name: String,
     pub(super) config: AdapterConfig,
+    pub(super) naming: Naming,
     /// By the path of the layer.
     pub(super) updates: BTreeMap<String, LoraUpdate>,
 }

@@ -24,7 +24,13 @@ impl DropoutSeed {
 #[derive(Debug, Clone)]
 pub(crate) struct Projection {
     base: Linear,
-    update: Option<(LoraUpdate, DropoutSeed)>,
+    update: Option<Box<Active>>,
+}
+
+#[derive(Debug, Clone)]
+struct Active {
+    update: LoraUpdate,
+    seed: DropoutSeed,
 }
 
 impl From<Linear> for Projection {
@@ -46,7 +52,7 @@ impl Projection {
 
     /// Sets what is added to the layer's results.
     pub(crate) fn set_update(&mut self, update: Option<(LoraUpdate, DropoutSeed)>) {
-        self.update = update;
+        self.update = update.map(|(update, seed)| Box::new(Active { update, seed }));
     }
 
     /// Takes the gradient from the layer's own parameters.
@@ -73,7 +79,7 @@ impl Projection {
     fn updated(&self, y: Tensor, x: &Tensor) -> Result<Tensor> {
         match &self.update {
             None => Ok(y),
-            Some((update, seed)) => Ok(update.add_to(&y, x, seed.get())?),
+            Some(active) => Ok(active.update.add_to(&y, x, active.seed.get())?),
         }
     }
 }
@@ -87,8 +93,8 @@ impl Module for Projection {
 impl Fp8Module for Projection {
     fn visit(&self, visitor: &mut dyn Visitor) {
         self.base.visit(visitor);
-        if let Some((update, _)) = &self.update {
-            update.visit(visitor);
+        if let Some(active) = &self.update {
+            active.update.visit(visitor);
         }
     }
 }

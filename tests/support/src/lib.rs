@@ -17,6 +17,8 @@ pub mod calibrated;
 pub mod configured;
 #[cfg(feature = "files")]
 pub mod files;
+#[cfg(feature = "files")]
+pub mod golden_models;
 #[cfg(feature = "recipes")]
 mod layer;
 #[cfg(feature = "recipes")]

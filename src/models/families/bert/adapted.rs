@@ -4,6 +4,7 @@ use super::{Bert, Layer};
 use crate::models::adapters::{Adapters, Host};
 use crate::models::layers::Projection;
 use candle_core::{DType, Device};
+use fp8_files::adapter::Naming;
 
 impl Layer {
     fn projections(&mut self) -> [&mut Projection; 6] {
@@ -63,12 +64,7 @@ impl Host for Bert {
         &self.device
     }
 
-    /// The class of transformers for features is the model without the prefix of those with a head.
-    fn peft_path<'a>(&self, path: &'a str) -> &'a str {
-        path.strip_prefix("bert.").unwrap_or(path)
-    }
-
-    fn absent(&self) -> &'static [&'static str] {
-        &["pooler.dense"]
+    fn naming(&self) -> Naming {
+        Naming::Without("bert")
     }
 }
