@@ -27,7 +27,7 @@ pub use error::{Error, Result, TextError};
 pub use families::*;
 pub use files::gguf;
 #[cfg(feature = "hub")]
-pub use files::hub;
+pub use files::{hub, remote};
 pub use generation::*;
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};
 pub use open::{ModelOptions, config_of, of_checkpoint, open};

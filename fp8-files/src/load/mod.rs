@@ -26,7 +26,7 @@ mod backend;
 mod catalogue;
 mod config;
 mod dequantize;
-mod directory;
+pub(crate) mod directory;
 mod experts;
 mod facts;
 mod families;
@@ -42,6 +42,7 @@ mod pair;
 mod read;
 mod refuse;
 pub(crate) mod static_weight;
+pub(crate) mod survey;
 mod targets;
 mod weight;
 
