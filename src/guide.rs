@@ -13,6 +13,7 @@
 //! | stop and resume a run, or continue an f32 run in FP8 | [`checkpoints`] |
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
 //! | run, write and convert FP8 files of any family | [`models`] |
+//! | find out why an FP8 file gives nonsense | [`checking`] |
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
 //! | study FP8 without the hardware, as with the FP8 Emulation Toolkit | [`emulation`] |
@@ -50,6 +51,7 @@ pages! {
     checkpoints "guide/checkpoints.md";
     calibration "guide/calibration.md";
     models "guide/models.md";
+    checking "guide/checking.md";
     lora "guide/lora.md";
     statistics "guide/statistics.md";
     emulation "guide/emulation.md";
@@ -69,6 +71,23 @@ mod tests {
     use super::PAGES;
 
     const README: &str = include_str!("../README.md");
+
+    #[test]
+    fn the_page_of_checks_has_a_row_for_every_fault() {
+        use fp8_files::audit::Fault;
+        let page = include_str!("../docs/guide/checking.md");
+        for fault in Fault::ALL {
+            let (code, severity) = (fault.code(), fault.severity());
+            let row = format!(
+                "| `{code}` | {severity} | {} | {} |",
+                fault.what(),
+                fault.help()
+            );
+            assert!(page.lines().any(|line| line == row), "{row}");
+        }
+        let rows = page.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(rows, Fault::ALL.len());
+    }
 
     #[test]
     fn links_lead_to_pages_or_the_web() {

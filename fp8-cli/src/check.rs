@@ -3,7 +3,7 @@
 use crate::output::{print, print_json};
 use crate::usage::Usage;
 use anyhow::Result;
-use fp8::fp8_files::audit::{AuditOptions, Codes, Finding, Report, Severity, audit_dir};
+use fp8::audit::{AuditOptions, Codes, Finding, Report, Severity, audit_dir};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;

@@ -8,17 +8,20 @@ use crate::names::{join, split};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
+/// Bytes of the largest scale of a cache.
+const SMALL: usize = 1 << 16;
+
 /// Looks at the scales of caches, and at unknown scales.
 pub(super) fn findings(survey: &Survey) -> Vec<Finding> {
     let mut found = unknown(survey);
     let mut all_one = true;
     let mut names: Vec<&str> = vec![];
     for (_, tensor) in survey.cache_scales() {
-        let Some(numbers) = Numbers::read(tensor) else {
+        let Some(numbers) = Numbers::read(tensor, SMALL) else {
             continue;
         };
         scales::check(tensor, &numbers, &mut found);
-        if numbers.values.contains(&0.) {
+        if numbers.zeros > 0 {
             found.push(Finding::new(
                 Fault::ScaleZero,
                 tensor.name,

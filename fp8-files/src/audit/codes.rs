@@ -122,7 +122,7 @@ impl CodeStats {
                 index / cols * width + index % cols
             });
             let scale = match (scales, stored) {
-                (Some(scales), Some(stored)) => scales.values.get(stored).copied(),
+                (Some(scales), Some(stored)) => scales.value(stored).or(scales.median),
                 (Some(scales), None) => scales.median,
                 (None, _) => None,
             };
@@ -188,8 +188,9 @@ fn stored_width(layer: &Layer<'_>, scales: &Numbers) -> Option<usize> {
     let grid = layer.grid();
     let dims = layer.scale.map(|scale| scale.shape()).unwrap_or_default();
     match dims {
-        _ if scales.values.len() == grid.len() => Some(grid.scale_cols()),
+        _ if scales.count == grid.len() => Some(grid.scale_cols()),
         &[_, width] if width >= grid.scale_cols() => Some(width),
+        _ if scales.count < grid.len() => Some(grid.scale_cols()),
         _ => None,
     }
 }

@@ -27,9 +27,9 @@ pub trait Folder: Sync {
         self.directory().join(name)
     }
 
-    /// How many threads should read at the same time.
-    fn readers(&self) -> usize {
-        1
+    /// Whether reading means asking a server. Then more threads read, and less of long scales.
+    fn is_remote(&self) -> bool {
+        false
     }
 }
 

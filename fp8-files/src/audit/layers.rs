@@ -12,6 +12,12 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Threads that read at the same time.
+const LOCAL_READERS: usize = 4;
+const REMOTE_READERS: usize = 8;
+/// Bytes that are read of one scale on a server; only those of small groups have more.
+const REMOTE_MOST: usize = 1 << 20;
+
 /// What was read of a layer.
 #[derive(Default)]
 struct Facts {
@@ -27,10 +33,10 @@ struct Facts {
 pub(super) fn findings(
     survey: &Survey,
     options: &AuditOptions,
-    readers: usize,
+    is_remote: bool,
 ) -> (Vec<Finding>, u64) {
     let layers: Vec<Layer<'_>> = survey.layers().collect();
-    let mut facts = read_all(&layers, options.codes, readers);
+    let mut facts = read_all(&layers, options.codes, is_remote);
     let bytes_read = facts.iter().map(|facts| facts.bytes_read).sum();
     let mut found: Vec<Finding> = facts
         .iter_mut()
@@ -66,8 +72,8 @@ pub(super) fn findings(
     if is_ue8m0(survey) {
         found.extend(both().filter_map(|(layer, facts)| {
             let (numbers, scale) = (facts.scale.as_ref()?, layer.scale?);
-            let index = numbers.first_not_power_of_two()?;
-            let text = format!("{:e} at index {index}", numbers.values[index]);
+            let (index, value) = numbers.not_power_of_two?;
+            let text = format!("{value:e} at index {index}");
             Some(Finding::new(
                 Fault::NotPowersOfTwo,
                 scale.name,
@@ -90,14 +96,18 @@ fn is_ue8m0(survey: &Survey) -> bool {
     places.iter().filter_map(said).any(|said| said == "ue8m0")
 }
 
-fn read_all(layers: &[Layer<'_>], codes: Codes, readers: usize) -> Vec<Facts> {
+fn read_all(layers: &[Layer<'_>], codes: Codes, is_remote: bool) -> Vec<Facts> {
+    let (readers, most) = match is_remote {
+        true => (REMOTE_READERS, REMOTE_MOST),
+        false => (LOCAL_READERS, usize::MAX),
+    };
     let next = AtomicUsize::new(0);
     let all: Mutex<BTreeMap<usize, Facts>> = Mutex::default();
     let work = || {
         while let at = next.fetch_add(1, Ordering::Relaxed)
             && let Some(layer) = layers.get(at)
         {
-            let facts = read(layer, codes);
+            let facts = read(layer, codes, most);
             let mut all = all.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             all.insert(at, facts);
         }
@@ -114,18 +124,20 @@ fn read_all(layers: &[Layer<'_>], codes: Codes, readers: usize) -> Vec<Facts> {
     all.into_values().collect()
 }
 
-fn read(layer: &Layer<'_>, codes: Codes) -> Facts {
+fn read(layer: &Layer<'_>, codes: Codes, most: usize) -> Facts {
     let mut facts = Facts::default();
     if let Some(tensor) = layer.scale
-        && let Some(numbers) = Numbers::read(tensor)
+        && let Some(numbers) = Numbers::read(tensor, most)
     {
         scales::check(tensor, &numbers, &mut facts.faults);
+        scales::check_padding(layer, &numbers, &mut facts.faults);
         facts.bytes_read += numbers.bytes_read;
         facts.scale = Some(numbers);
     }
     facts.codes = CodeStats::read(layer, facts.scale.as_ref(), codes);
     facts.bytes_read += facts.codes.as_ref().map_or(0, |codes| codes.bytes_read);
-    if let (Some(numbers), Some(tensor)) = (&facts.scale, layer.scale) {
+    if let (Some(numbers), Some(tensor)) = (&mut facts.scale, layer.scale) {
+        numbers.forget();
         zeros(
             tensor.name,
             numbers,
@@ -134,10 +146,11 @@ fn read(layer: &Layer<'_>, codes: Codes) -> Facts {
         );
     }
     if let (Some(tensor), InputScaling::Static(())) = (layer.input_scale, layer.inputs)
-        && let Some(numbers) = Numbers::read(tensor)
+        && let Some(numbers) = Numbers::read(tensor, most)
     {
         scales::check(tensor, &numbers, &mut facts.faults);
-        facts.input = numbers.values.first().copied();
+        facts.bytes_read += numbers.bytes_read;
+        facts.input = (numbers.count > 0).then_some(numbers.first);
         if facts.input == Some(0.) {
             let expected = "a positive number";
             facts
@@ -150,14 +163,14 @@ fn read(layer: &Layer<'_>, codes: Codes) -> Facts {
 
 /// Scales of 0: where all codes are 0 they are valid. Without codes only many of them are suspicious.
 fn zeros(name: &str, numbers: &Numbers, codes: Option<&CodeStats>, faults: &mut Vec<Finding>) {
-    let count = numbers.values.iter().filter(|value| **value == 0.).count();
+    let count = numbers.zeros;
     let used = codes.and_then(|codes| codes.used_zero);
-    let is_many = 2 * count > numbers.values.len() && codes.is_none();
+    let is_many = 2 * count > numbers.count && codes.is_none();
     if used.is_none() && !is_many {
         return;
     }
     let at = used.map_or(String::new(), |index| format!(" at index {index}"));
-    let found = format!("0{at}, {count} such of {}", numbers.values.len());
+    let found = format!("0{at}, {count} such of {}", numbers.count);
     let expected = "a positive number for codes other than 0";
     faults.push(Finding::new(Fault::ScaleZero, name, found, expected));
 }
@@ -212,7 +225,7 @@ fn of_codes(layers: &[Coded<'_>]) -> Vec<Finding> {
 
 fn is_short((_, codes, scale): &Coded<'_>) -> Option<bool> {
     let scale = (*scale)?;
-    codes.is_short(scale.first_not_power_of_two().is_none())
+    codes.is_short(scale.not_power_of_two.is_none())
 }
 
 fn of_inputs(inputs: &[(&Layer<'_>, f32)]) -> Vec<Finding> {

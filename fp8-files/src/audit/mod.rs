@@ -37,8 +37,8 @@ pub use folder::Folder;
 pub use options::{AuditOptions, Codes};
 pub use report::{Finding, Report};
 
-use crate::load::OpenOptions;
 use crate::load::survey::Survey;
+use crate::load::{FamilyName, OpenOptions};
 use folder::Local;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -77,7 +77,7 @@ fn audit_files(folder: &dyn Folder, only: Option<&str>, options: &AuditOptions) 
     let mut bytes_read = 0;
     if files > 0 {
         findings.extend(refused::findings(&survey));
-        let (found, bytes) = layers::findings(&survey, options, folder.readers());
+        let (found, bytes) = layers::findings(&survey, options, folder.is_remote());
         bytes_read = bytes;
         findings.extend(found);
         findings.extend(listed::findings(&survey));
@@ -87,8 +87,12 @@ fn audit_files(folder: &dyn Folder, only: Option<&str>, options: &AuditOptions) 
             findings.extend(values::findings(&survey));
         }
     }
+    let has_codes = survey.layers().next().is_some() || !survey.refused.is_empty();
     Report {
-        family: survey.family(),
+        family: match has_codes || survey.has_source() {
+            true => survey.family(),
+            false => FamilyName::HIGH_PRECISION,
+        },
         files,
         tensors: survey.tensors().count(),
         layers: survey.layers().count(),

@@ -148,19 +148,13 @@ fn of_layer(layer: &Sized<'_>, gain: f64, typical: f64) -> Option<Finding> {
 /// A single scale far above the others of its tensor.
 fn spike(layer: &Sized<'_>) -> Option<Finding> {
     let median = layer.numbers.median?;
-    let values = layer.numbers.values.iter().copied().enumerate();
-    let (index, largest) = values
-        .filter(|(_, value)| value.is_finite())
-        .max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let (index, largest) = layer.numbers.largest;
     let weight = f64::from(largest) * LARGEST[0];
     if largest / median <= SPIKE || weight <= LARGE {
         return None;
     }
     let found = format!("{largest:.3e} at index {index}: weights up to {weight:.3e}");
-    let expected = format!(
-        "about {median:.3e}, the median of {}",
-        layer.numbers.values.len()
-    );
+    let expected = format!("about {median:.3e}, the median of {}", layer.numbers.count);
     Some(Finding::new(
         Fault::ScaleOutlier,
         layer.name,

@@ -2,10 +2,14 @@
 
 use super::fault::Fault;
 use super::report::Finding;
+use super::scales::Numbers;
 use super::values;
 use crate::error::Error;
 use crate::load::survey::Survey;
 use crate::names::split;
+
+/// Bytes that are read of a scale with the wrong dtype.
+const SAMPLE: usize = 1 << 20;
 
 /// The findings of everything that the loader refuses.
 pub(super) fn findings(survey: &Survey) -> Vec<Finding> {
@@ -193,7 +197,15 @@ fn dtype(survey: &Survey, tensor: &str, got: &str, expected: &str, name: &str) -
     if tensor == name || !is_scale(name) {
         let fault = match tensor == name && !is_scale(name) {
             true => Fault::WeightDtype,
-            false => Fault::ScaleDtype,
+            false => {
+                let numbers = survey
+                    .tensor(tensor)
+                    .and_then(|scale| Numbers::read(scale, SAMPLE));
+                match numbers.filter(Numbers::all_bytes) {
+                    Some(numbers) => return Some(e8m0(tensor, got, &numbers, expected)),
+                    None => Fault::ScaleDtype,
+                }
+            }
         };
         return Some(Finding::new(fault, tensor, got, expected));
     }
@@ -235,4 +247,11 @@ fn dtype(survey: &Survey, tensor: &str, got: &str, expected: &str, name: &str) -
         found,
         expected,
     ))
+}
+
+/// The finding of exponent bytes that are stored as numbers.
+fn e8m0(tensor: &str, got: &str, numbers: &Numbers, expected: &str) -> Finding {
+    let first = numbers.first;
+    let found = format!("{got}, whole numbers from 1 to 254 (the first is {first})");
+    Finding::new(Fault::E8m0AsFloat, tensor, found, expected)
 }

@@ -46,6 +46,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "scheme",
             "contents",
             "load",
+            "audit",
             "rewrite",
         ],
     ),

@@ -20,8 +20,6 @@ const AHEAD: usize = 1 << 18;
 const KEPT: usize = 8;
 /// Attempts for each range.
 const ATTEMPTS: usize = 3;
-/// Threads that ask at the same time.
-const READERS: usize = 8;
 
 /// Checks the model `OWNER/NAME` of the hub as [`audit::audit`] does. A model that is complete in the cache is read there. Otherwise configurations
 /// are downloaded, and of the weights only what `checks` reads: headers and scales, and codes if it says so.
@@ -30,7 +28,7 @@ const READERS: usize = 8;
 /// [`HubError`] for an invalid name, and if the list of files or a configuration cannot be downloaded. Weights that cannot be read are findings.
 ///
 /// ```no_run
-/// use fp8::fp8_files::audit::{AuditOptions, Codes};
+/// use fp8::audit::{AuditOptions, Codes};
 /// use fp8::models::{hub::HubOptions, remote};
 ///
 /// let checks = AuditOptions::default().with_codes(Codes::None);
@@ -141,8 +139,8 @@ impl Folder for RemoteFolder {
         PathBuf::from(format!("hf://{}/{name}", self.model))
     }
 
-    fn readers(&self) -> usize {
-        READERS
+    fn is_remote(&self) -> bool {
+        true
     }
 }
 

@@ -130,7 +130,7 @@ fn a_model_on_the_hub_is_checked_from_its_headers_and_scales() -> Outcome {
     let checks = AuditOptions::default().with_codes(Codes::None);
     let report = audit::audit(&folder, &checks);
     assert!(report.is_clean(), "{:?}", report.findings);
-    assert_eq!((report.layers, report.bytes_read), (14, 14 * 4));
+    assert_eq!((report.layers, report.bytes_read), (14, 14 * 8));
     let sent = server.sent.load(Ordering::Relaxed);
     assert!(sent < whole, "{sent} of {whole} bytes");
     let report = audit::audit(&folder, &AuditOptions::default());
