@@ -1,5 +1,6 @@
 //! The tool `fp8`, run from the command line.
 
+mod check;
 mod embed;
 mod generate;
 mod gguf;

@@ -127,7 +127,7 @@ fn unknown(survey: &Survey) -> Vec<Finding> {
                 text,
                 "one scale, by the family's name",
             ));
-        } else if is_cache(path, own) {
+        } else if !Survey::is_scale_name(name) && is_cache(path, own) {
             let expected = "`k_scale` and `v_scale`";
             let text = format!("shape {:?}", tensor.shape());
             found.push(Finding::new(

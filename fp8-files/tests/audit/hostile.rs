@@ -1,6 +1,6 @@
 //! Damaged bytes anywhere: findings, never a panic.
 
-use crate::support::*;
+use crate::families::all;
 use fp8_files::audit::{AuditOptions, Codes, audit_dir};
 use proptest::prelude::*;
 

@@ -1,6 +1,7 @@
 //! Folders without a fault: no finding.
 
-use crate::support::{Model, all, golden, layers};
+use crate::families::all;
+use crate::support::{Model, golden, layers};
 use fp8_files::audit::{AuditOptions, Codes, Report, audit_dir};
 use fp8_files::load::Checkpoint;
 use fp8_files::rewrite::{self, QuantizeOptions, Scheme, Spelling, WriteOptions};

@@ -1,6 +1,7 @@
 //! What the configuration says.
 
 use super::{Case, case};
+use crate::families::*;
 use crate::support::*;
 use fp8_files::audit::Fault::*;
 use serde_json::json;

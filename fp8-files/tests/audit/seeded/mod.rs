@@ -2,6 +2,7 @@
 
 mod configuration;
 mod files;
+mod inputs_and_codes;
 mod model;
 mod numbers;
 mod tensors;
@@ -53,6 +54,7 @@ fn cases() -> Vec<Case> {
         configuration::cases(),
         tensors::cases(),
         numbers::cases(),
+        inputs_and_codes::cases(),
         model::cases(),
     ]
     .into_iter()

@@ -1,6 +1,7 @@
 //! The model as a whole: layers, experts, the head.
 
 use super::{Case, case};
+use crate::families::*;
 use crate::support::*;
 use fp8_files::audit::Fault::*;
 use serde_json::json;

@@ -1,6 +1,7 @@
 //! Names, shapes and dtypes of weights and scales.
 
 use super::{Case, case};
+use crate::families::*;
 use crate::support::*;
 use fp8_core::Format;
 use fp8_files::audit::Fault::*;
