@@ -38,7 +38,7 @@ fn incomplete(names: &BTreeSet<String>) -> Vec<Finding> {
         let (parent, own) = split(name);
         let parts: Vec<&str> = parent.split('.').collect();
         let is_number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
-        if !parts.iter().any(|part| is_number(part)) {
+        if !parts.iter().any(is_number) {
             continue;
         }
         let pattern = parts
@@ -123,10 +123,10 @@ fn numbered(names: &BTreeSet<String>, lists: &[&str]) -> BTreeMap<String, BTreeS
     for name in names {
         let parts: Vec<&str> = name.split('.').collect();
         for (at, pair) in parts.windows(2).enumerate() {
-            if let ([list, number], true) = (pair, lists.contains(&pair[0]))
+            if let [list, number] = pair
+                && lists.contains(list)
                 && let Ok(number) = number.parse()
             {
-                debug_assert!(lists.contains(list));
                 all.entry(parts[..=at].join("."))
                     .or_default()
                     .insert(number);

@@ -115,8 +115,11 @@ pub fn experts() -> Model {
     model
 }
 
+/// A family's name and model.
+type Named = (&'static str, fn() -> Model);
+
 /// All families, without a fault.
-pub fn all() -> [(&'static str, fn() -> Model); 9] {
+pub fn all() -> [Named; 9] {
     [
         ("plain", Model::plain),
         ("channels", channels),

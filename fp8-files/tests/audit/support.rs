@@ -33,6 +33,9 @@ pub enum Scheme {
     Mx,
 }
 
+/// A change of the folder.
+pub type After = Box<dyn Fn(&Path)>;
+
 /// A model that a case may damage before it is written, and its files afterwards.
 pub struct Model {
     pub tensors: BTreeMap<String, Entry>,
@@ -40,7 +43,7 @@ pub struct Model {
     /// Whether it is written in two files with an index.
     pub sharded: bool,
     /// What is done to the folder after the files are written.
-    pub after: Vec<Box<dyn Fn(&Path)>>,
+    pub after: Vec<After>,
     pub options: AuditOptions,
 }
 
