@@ -15,6 +15,7 @@
 //! | run, write and convert FP8 files of any family | [`models`] |
 //! | fine-tune a model of a folder, in full or by adapters | [`fine_tuning`] |
 //! | make training data of texts, chats and labelled texts | [`training_data`] |
+//! | find out why an FP8 file gives nonsense | [`checking`] |
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
 //! | study FP8 without the hardware, as with the FP8 Emulation Toolkit | [`emulation`] |
@@ -54,6 +55,7 @@ pages! {
     models "guide/models.md";
     fine_tuning "guide/fine_tuning.md";
     training_data "guide/training_data.md";
+    checking "guide/checking.md";
     lora "guide/lora.md";
     statistics "guide/statistics.md";
     emulation "guide/emulation.md";
@@ -73,6 +75,23 @@ mod tests {
     use super::PAGES;
 
     const README: &str = include_str!("../README.md");
+
+    #[test]
+    fn the_page_of_checks_has_a_row_for_every_fault() {
+        use fp8_files::audit::Fault;
+        let page = include_str!("../docs/guide/checking.md");
+        for fault in Fault::ALL {
+            let (code, severity) = (fault.code(), fault.severity());
+            let row = format!(
+                "| `{code}` | {severity} | {} | {} |",
+                fault.what(),
+                fault.help()
+            );
+            assert!(page.lines().any(|line| line == row), "{row}");
+        }
+        let rows = page.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(rows, Fault::ALL.len());
+    }
 
     #[test]
     fn links_lead_to_pages_or_the_web() {

@@ -1,6 +1,7 @@
 //! The command line tool `fp8`: inspects, rewrites and runs checkpoints. One file for each command.
 
 mod bench;
+mod check;
 mod convert;
 mod dequantize;
 mod diff;
@@ -39,6 +40,8 @@ struct Cli {
 enum Command {
     /// Show the family and the FP8 layers of a checkpoint.
     Inspect(inspect::Args),
+    /// Check whether a checkpoint is what it says: name every fault that makes it load as nonsense.
+    Check(check::Args),
     /// Quantize the linear layers of a model.
     Quantize(quantize::Args),
     /// Rewrite an FP8 checkpoint in another family's spelling, with the same numbers.
@@ -69,6 +72,10 @@ fn main() -> ExitCode {
         Err(error) => return usage::refuse(&error),
     };
     let result = match cli.command {
+        Command::Check(args) => match check::run(&args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Convert(args) => convert::run(&args),

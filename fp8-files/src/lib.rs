@@ -8,6 +8,7 @@
 //! | read a model | [`load::Checkpoint`], [`load::var_builder`], [`load::dequantize_into`] |
 //! | rewrite one: quantize, convert, dequantize | [`rewrite`] |
 //! | how a layer is stored | [`scheme`], [`contents`] |
+//! | check files that may be wrong | [`audit`] |
 //! | write a file or several, all or nothing | [`atomic`] |
 //! | open a file that may be hostile | [`read`], [`SafetensorsFile`] |
 //! | names of layers and tensors | [`names`] |
@@ -16,6 +17,7 @@
 
 pub mod adapter;
 pub mod atomic;
+pub mod audit;
 mod check;
 pub mod contents;
 mod error;

@@ -60,7 +60,7 @@ pub use export::{
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
-pub use fp8_files::{Error as FilesError, atomic, load, read};
+pub use fp8_files::{Error as FilesError, atomic, audit, load, read};
 pub use fp8_optim as optim;
 pub use fp8_optim::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};

@@ -29,7 +29,7 @@ mod to_gguf;
 pub use error::{Error, Result, TextError};
 pub use families::*;
 #[cfg(feature = "hub")]
-pub use files::hub;
+pub use files::{hub, remote};
 pub use fp8_files::adapter::{AdapterConfig, AdapterError, Targets};
 pub use generation::*;
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};

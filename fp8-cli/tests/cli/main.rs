@@ -1,6 +1,7 @@
 //! The tool `fp8`, run from the command line.
 
 mod adapters;
+mod check;
 mod embed;
 mod generate;
 mod gguf;

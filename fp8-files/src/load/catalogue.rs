@@ -69,61 +69,95 @@ struct Sorted {
 impl Files {
     /// Sorts all tensors and checks that they fit together.
     pub(super) fn catalogue(&self, options: &OpenOptions) -> Result<Catalogue> {
+        self.catalogue_with(options, &mut |error, _| Err(error))
+    }
+
+    /// As [`Files::catalogue`]. `fault` gets every error and the stored name of the tensor where it occurred, which is left out if `fault`
+    /// returns Ok.
+    pub(super) fn catalogue_with(
+        &self,
+        options: &OpenOptions,
+        fault: &mut dyn FnMut(Error, &str) -> Result<()>,
+    ) -> Result<Catalogue> {
         let mut sorted = Sorted::default();
         let names: BTreeMap<_, _> = self.index.iter().collect();
         for (name, file) in names {
-            self.sort(name, *file, &mut sorted)?;
+            let sorted = self.sort(name, *file, &mut sorted);
+            sorted.or_else(|error| fault(error, name))?;
+        }
+        for (name, codes) in std::mem::take(&mut sorted.codes) {
+            let stored = codes.name.clone();
+            let joined = self.join_scales(name, codes, &mut sorted, options);
+            joined.or_else(|error| fault(error, &stored))?;
         }
         let Sorted {
-            codes,
-            mut scales,
-            mut inputs,
+            scales,
+            inputs,
             mut found,
+            ..
         } = sorted;
-        for (name, codes) in codes {
-            let (path, own) = split(&name);
-            let is_layer = own == "weight";
-            // The scales of a table, which is not the weight of a linear layer.
-            if !is_layer {
-                for end in ["_scale", "_scale_inv"] {
-                    if let Some(Value::Tensor(scale)) = found.values.remove(&format!("{name}{end}"))
-                    {
-                        scales.entry(name.clone()).or_default().push(scale);
-                    }
-                }
+        for (weight, scales) in scales {
+            for scale in scales {
+                fault(self.stray(&weight, &scale, &found), &scale.name)?;
             }
-            let scale = self.one(&format!("{name}_scale"), scales.remove(&name))?;
-            let input = match is_layer {
-                true => self.one(&join(path, "input_scale"), inputs.remove(&name))?,
-                false => None,
-            };
-            if self.family(&codes).is_unscaled && scale.is_none() {
-                let is_matrix = is_layer && self.shape(&codes).len() == 2;
-                if !is_matrix || self.dtype(&codes) != Some(Dtype::F8_E4M3) {
-                    self.insert(&mut found, name, Value::Codes(codes))?;
-                    continue;
-                }
-            }
-            let weight = self.weight(&name, codes, scale, input, options)?;
-            if let Some(other) = found.values.get(&name) {
-                return Err(self.ambiguous(&name, other.stored(), &weight.codes));
-            }
-            found.weights.insert(name, weight);
-        }
-        if let Some((weight, scales)) = scales.first_key_value() {
-            return Err(self.stray(weight, &scales[0], &found));
         }
         for (weight, scales) in inputs {
             for scale in scales {
                 // Without a configuration the name alone is weak evidence.
                 if self.family(&scale).source.is_some() {
-                    return Err(self.stray(&weight, &scale, &found));
+                    fault(self.stray(&weight, &scale, &found), &scale.name)?;
+                    continue;
                 }
                 let name = scale.name.clone();
-                self.insert(&mut found, name, Value::Tensor(scale))?;
+                let inserted = self.insert(&mut found, name.clone(), Value::Tensor(scale));
+                inserted.or_else(|error| fault(error, &name))?;
             }
         }
         Ok(found)
+    }
+
+    /// Puts codes into the catalogue together with their scales.
+    fn join_scales(
+        &self,
+        name: String,
+        codes: Stored,
+        sorted: &mut Sorted,
+        options: &OpenOptions,
+    ) -> Result<()> {
+        let Sorted {
+            scales,
+            inputs,
+            found,
+            ..
+        } = sorted;
+        let (path, own) = split(&name);
+        let is_layer = own == "weight";
+        // The scales of a table, which is not the weight of a linear layer.
+        if !is_layer {
+            for end in ["_scale", "_scale_inv"] {
+                if let Some(Value::Tensor(scale)) = found.values.remove(&format!("{name}{end}")) {
+                    scales.entry(name.clone()).or_default().push(scale);
+                }
+            }
+        }
+        let (scale, input) = (scales.remove(&name), inputs.remove(&name));
+        let scale = self.one(&format!("{name}_scale"), scale)?;
+        let input = match is_layer {
+            true => self.one(&join(path, "input_scale"), input)?,
+            false => None,
+        };
+        if self.family(&codes).is_unscaled && scale.is_none() {
+            let is_matrix = is_layer && self.shape(&codes).len() == 2;
+            if !is_matrix || self.dtype(&codes) != Some(Dtype::F8_E4M3) {
+                return self.insert(found, name, Value::Codes(codes));
+            }
+        }
+        let weight = self.weight(&name, codes, scale, input, options)?;
+        if let Some(other) = found.values.get(&name) {
+            return Err(self.ambiguous(&name, other.stored(), &weight.codes));
+        }
+        found.weights.insert(name, weight);
+        Ok(())
     }
 
     fn insert(&self, found: &mut Catalogue, name: String, value: Value) -> Result<()> {

@@ -108,7 +108,7 @@ fn native(
 }
 
 /// A JSON file; None if there is none.
-fn json(path: &Path) -> Result<Option<Value>> {
+pub(super) fn json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
         return Ok(None);
     };
@@ -119,14 +119,7 @@ fn json(path: &Path) -> Result<Option<Value>> {
 
 /// The family that `config.json` names; None if it declares no quantization.
 fn of_config(path: &Path, config: &Value, files: &[&SafetensorsFile]) -> Result<Option<Family>> {
-    let root = At::new(path, "", config);
-    let places = [
-        root.get("quantization_config"),
-        root.get("text_config").get("quantization_config"),
-        root.get("compression_config"),
-        root.get("quantization"),
-    ];
-    let Some(at) = places.into_iter().find(|at| !at.is_null()) else {
+    let Some(at) = quantization(path, config) else {
         return Ok(None);
     };
     // Old compressed-tensors files are recognised by the key, some of ModelOpt by their producer, MLX by the mode.
@@ -138,6 +131,18 @@ fn of_config(path: &Path, config: &Value, files: &[&SafetensorsFile]) -> Result<
         (!at.get("mode").is_null()).then_some("mlx")
     };
     families::of_method(&at, implied, files).map(Some)
+}
+
+/// The entry of `config.json` that describes a quantization.
+pub(super) fn quantization<'a>(path: &'a Path, config: &'a Value) -> Option<At<'a>> {
+    let root = At::new(path, "", config);
+    let places = [
+        root.get("quantization_config"),
+        root.get("text_config").get("quantization_config"),
+        root.get("compression_config"),
+        root.get("quantization"),
+    ];
+    places.into_iter().find(|at| !at.is_null())
 }
 
 fn is_modelopt(at: &At<'_>) -> bool {

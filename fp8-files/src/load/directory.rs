@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 /// A limit above the size of any index; that of 700 billion parameters has ten megabytes.
-const MAX_INDEX: u64 = 32 << 20;
+pub(crate) const MAX_INDEX: u64 = 32 << 20;
 
 /// Names of a model's file, or of its index before `.index.json`.
 const MODELS: [&str; 2] = ["model.safetensors", "diffusion_pytorch_model.safetensors"];
@@ -24,17 +24,21 @@ pub(super) struct Found {
     path: PathBuf,
 }
 
+/// Names of a model's file, or of its index before `.index.json`, the one to read first. Mistral's repositories may hold the model twice.
+/// With a `config.json` the one for transformers is meant.
+pub(crate) fn in_order(has_params: bool, has_config: bool) -> [&'static str; 3] {
+    let [first, second] = MODELS;
+    match has_params && !has_config {
+        true => [MISTRAL, first, second],
+        false => [first, second, MISTRAL],
+    }
+}
+
 /// The files of the model in `directory`.
 pub(super) fn files_of(directory: &Path) -> Result<Found> {
     let io = Error::read(directory);
-    // Mistral's repositories may hold the model twice. With a config.json the one for transformers is meant.
-    let is_mistral =
-        is_file(&directory.join("params.json")) && !is_file(&directory.join("config.json"));
-    let [first, second] = MODELS;
-    let names = match is_mistral {
-        true => [MISTRAL, first, second],
-        false => [first, second, MISTRAL],
-    };
+    let has = |name: &str| is_file(&directory.join(name));
+    let names = in_order(has("params.json"), has("config.json"));
     for name in names {
         let index = directory.join(format!("{name}.index.json"));
         if is_file(&index) {

@@ -26,7 +26,7 @@ mod backend;
 mod catalogue;
 mod config;
 mod dequantize;
-mod directory;
+pub(crate) mod directory;
 mod experts;
 mod facts;
 mod families;
@@ -43,6 +43,7 @@ mod read;
 mod refuse;
 mod rows;
 pub(crate) mod static_weight;
+pub(crate) mod survey;
 mod targets;
 mod weight;
 

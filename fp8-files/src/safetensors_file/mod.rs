@@ -8,11 +8,11 @@ use crate::read::open_regular;
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use positioned::Positioned;
+pub use positioned::ReadAt;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
-use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,9 @@ pub const SCALED_FORMAT: &str = "scaled";
 #[derive(Debug)]
 pub struct SafetensorsFile {
     path: PathBuf,
-    file: Positioned,
+    file: Box<dyn ReadAt>,
+    /// Bytes of the file.
+    length: u64,
     header: Metadata,
     /// Tensors that are split into pieces, and the pieces, each with the name of the tensor it is part of.
     cut: HashSet<String>,
@@ -56,52 +58,81 @@ impl SafetensorsFile {
     /// [`Error::Read`] or [`Error::NotARegularFile`] for a file that cannot be opened, [`Error::NotSafetensors`],
     /// [`Error::RepeatedName`] or [`Error::TensorShape`] for a header that is malformed or does not fit the file's length.
     pub fn open(path: &Path) -> Result<Self> {
+        let file = open_regular(path)?;
+        let length = file.metadata().map_err(Error::read(path))?.len();
+        let file = Self::of_reader(path, Box::new(Positioned::new(file)), length)?;
+        let expected = file.expected_length();
+        if length == expected {
+            return Ok(file);
+        }
+        let fault = if length < expected {
+            "truncated"
+        } else {
+            "too long"
+        };
+        Err(file.invalid(format!(
+            "{fault}: {length} bytes, the header describes {expected}"
+        )))
+    }
+
+    /// Reads and checks the header of a file of `length` bytes, which may be fewer or more than the header describes.
+    pub(crate) fn of_reader(path: &Path, file: Box<dyn ReadAt>, length: u64) -> Result<Self> {
         let io = Error::read(path);
         let invalid = |reason: String| Error::NotSafetensors {
             path: path.to_path_buf(),
             reason,
         };
-        let mut file = open_regular(path)?;
-        let length = file.metadata().map_err(&io)?.len();
         if length < 8 {
             return Err(invalid(format!("{length} bytes are too few for a header")));
         }
         let mut prefix = [0; 8];
-        file.read_exact(&mut prefix).map_err(&io)?;
+        file.read_exact_at(&mut prefix, 0).map_err(&io)?;
         let header_len = u64::from_le_bytes(prefix);
         if header_len > MAX_HEADER || header_len > length - 8 {
             return Err(invalid(format!(
                 "the header claims {header_len} bytes, the file has {length}"
             )));
         }
-        let mut json = vec![];
-        Read::by_ref(&mut file)
-            .take(header_len)
-            .read_to_end(&mut json)
-            .map_err(io)?;
+        let mut json = vec![0; header_len as usize];
+        file.read_exact_at(&mut json, 8).map_err(io)?;
         let header = header::parse(path, &json)?;
         let start = 8 + header_len;
-        let expected = start
-            .checked_add(header.data_len() as u64)
-            .ok_or_else(|| invalid("its header describes more data than a file can hold".into()))?;
-        if length != expected {
-            let fault = if length < expected {
-                "truncated"
-            } else {
-                "too long"
-            };
-            return Err(invalid(format!(
-                "{fault}: {length} bytes, the header describes {expected}"
-            )));
+        if start.checked_add(header.data_len() as u64).is_none() {
+            let reason = "its header describes more data than a file can hold";
+            return Err(invalid(reason.into()));
         }
         Ok(Self {
             path: path.to_path_buf(),
-            file: Positioned::new(file),
+            file,
+            length,
             header,
             cut: HashSet::new(),
             pieces: BTreeMap::new(),
             start,
         })
+    }
+
+    /// The bytes that the header describes, with the header.
+    pub(crate) fn expected_length(&self) -> u64 {
+        self.start + self.header.data_len() as u64
+    }
+
+    /// The bytes of the file.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether the file has all bytes of a tensor.
+    pub(crate) fn is_whole(&self, name: &str) -> bool {
+        let info = self.find(name);
+        info.is_some_and(|info| self.check_end(info.data_offsets.1).is_ok())
+    }
+
+    fn invalid(&self, reason: String) -> Error {
+        Error::NotSafetensors {
+            path: self.path.clone(),
+            reason,
+        }
     }
 
     /// Replaces the tensor called `name` by `pieces` of it.
@@ -243,11 +274,23 @@ impl SafetensorsFile {
     /// # Errors
     /// [`Error::MissingTensor`] if no tensor has that name; [`Error::Read`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        self.bytes_at(self.info(name)?.data_offsets)
+        let (begin, end) = self.info(name)?.data_offsets;
+        self.read_range(begin, end)
     }
 
-    fn bytes_at(&self, (begin, end): (usize, usize)) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; end - begin];
+    /// Some of the bytes of a tensor, by their positions in it; fewer where it ends before.
+    ///
+    /// # Errors
+    /// As [`SafetensorsFile::bytes`].
+    pub(crate) fn bytes_in(&self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>> {
+        let (begin, end) = self.info(name)?.data_offsets;
+        let at = |offset: usize| begin.saturating_add(offset).min(end);
+        self.read_range(at(bytes.start), at(bytes.end))
+    }
+
+    fn read_range(&self, begin: usize, end: usize) -> Result<Vec<u8>> {
+        self.check_end(end)?;
+        let mut bytes = vec![0; end.saturating_sub(begin)];
         self.read_at(begin, &mut bytes)?;
         Ok(bytes)
     }
@@ -273,13 +316,25 @@ impl SafetensorsFile {
     /// The bytes of some rows of a tensor.
     pub(crate) fn bytes_of_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
         let (at, _) = self.place_of_rows(name, rows)?;
-        self.bytes_at(at)
+        self.read_range(at.0, at.1)
     }
 
     /// Some rows of a tensor as stored.
     pub(crate) fn rows(&self, name: &str, rows: Range<usize>, device: &Device) -> Result<Tensor> {
         let (at, shape) = self.place_of_rows(name, rows)?;
         self.read(name, &shape, at, device)
+    }
+
+    /// Checks that the file has the data up to offset `end`, before memory is taken for it.
+    fn check_end(&self, end: usize) -> Result<()> {
+        match self.start + end as u64 <= self.length {
+            true => Ok(()),
+            false => Err(self.invalid(format!(
+                "truncated: {} bytes, the header describes {}",
+                self.length,
+                self.expected_length()
+            ))),
+        }
     }
 
     /// A tensor as stored. Its numbers are read into its own memory piece by piece, so there is never a second copy of them.
@@ -304,7 +359,7 @@ impl SafetensorsFile {
             Dtype::BF16 => Tensor::from_vec(self.numbers(at, bf16::from_le_bytes)?, shape, device),
             Dtype::F16 => Tensor::from_vec(self.numbers(at, f16::from_le_bytes)?, shape, device),
             Dtype::F64 => Tensor::from_vec(self.numbers(at, f64::from_le_bytes)?, shape, device),
-            Dtype::U8 => Tensor::from_vec(self.bytes_at(at)?, shape, device),
+            Dtype::U8 => Tensor::from_vec(self.read_range(at.0, at.1)?, shape, device),
             Dtype::U32 => Tensor::from_vec(self.numbers(at, u32::from_le_bytes)?, shape, device),
             Dtype::I64 => Tensor::from_vec(self.numbers(at, i64::from_le_bytes)?, shape, device),
             dtype => {
@@ -313,7 +368,7 @@ impl SafetensorsFile {
                     got: format!("{dtype:?}"),
                     expected: "a dtype that candle has".into(),
                 })?;
-                Tensor::from_raw_buffer(&self.bytes_at(at)?, dtype, shape, device)
+                Tensor::from_raw_buffer(&self.read_range(at.0, at.1)?, dtype, shape, device)
             }
         };
         Ok(tensor?)
@@ -324,6 +379,7 @@ impl SafetensorsFile {
         (begin, end): (usize, usize),
         number: impl Fn([u8; SIZE]) -> T,
     ) -> Result<Vec<T>> {
+        self.check_end(end)?;
         let mut numbers = Vec::with_capacity((end - begin) / SIZE);
         let mut piece = vec![0; PIECE.min(end - begin)];
         for at in (begin..end).step_by(PIECE) {
@@ -349,4 +405,9 @@ pub(crate) fn any_name(files: &[&SafetensorsFile], fits: impl Fn(&str) -> bool) 
     files
         .iter()
         .any(|file| file.names().any(|name| fits(&name)))
+}
+
+/// A local file that is read at positions.
+pub(crate) fn local_reader(file: std::fs::File) -> Box<dyn ReadAt> {
+    Box::new(Positioned::new(file))
 }

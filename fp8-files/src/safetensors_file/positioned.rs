@@ -2,8 +2,18 @@
 //!
 //! Files are not mapped into memory: if a mapped file is truncated, the process is killed.
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::Result;
+
+/// Bytes that are read at positions: those of a local file, or of one on a server.
+pub trait ReadAt: Debug + Send + Sync {
+    /// Fills `bytes` from position `at`.
+    ///
+    /// # Errors
+    /// If the bytes cannot be read, or end before `bytes` is full.
+    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()>;
+}
 
 /// A file that is only read at given positions.
 #[derive(Debug)]
@@ -14,9 +24,11 @@ impl Positioned {
     pub(super) fn new(file: File) -> Self {
         Self(file)
     }
+}
 
-    /// Fills `bytes` from position `at`.
-    pub(super) fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
+#[cfg(unix)]
+impl ReadAt for Positioned {
+    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
         std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, at)
     }
 }
@@ -26,9 +38,11 @@ impl Positioned {
     pub(super) fn new(file: File) -> Self {
         Self(file.into())
     }
+}
 
-    /// Fills `bytes` from position `at`.
-    pub(super) fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
+#[cfg(not(unix))]
+impl ReadAt for Positioned {
+    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
         use std::io::{Read, Seek, SeekFrom};
         let mut file = self
             .0

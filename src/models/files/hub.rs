@@ -121,7 +121,7 @@ fn fetch(
     Ok(dir)
 }
 
-fn failed(model: &str, file: &str) -> impl FnOnce(ApiError) -> HubError + use<> {
+pub(super) fn failed(model: &str, file: &str) -> impl FnOnce(ApiError) -> HubError + use<> {
     let (model, file) = (model.to_string(), file.to_string());
     move |source| HubError::Download {
         model,
@@ -179,7 +179,7 @@ fn names_pooling(modules: &Path) -> bool {
     }
 }
 
-fn cache(options: &HubOptions) -> Result<Cache, HubError> {
+pub(super) fn cache(options: &HubOptions) -> Result<Cache, HubError> {
     if let Some(dir) = &options.cache_dir {
         return Ok(Cache::new(dir.clone()));
     }
@@ -192,7 +192,7 @@ fn cache(options: &HubOptions) -> Result<Cache, HubError> {
 }
 
 /// Checks the names, which become paths.
-fn repo(model: &str, options: &HubOptions) -> Result<Repo, HubError> {
+pub(super) fn repo(model: &str, options: &HubOptions) -> Result<Repo, HubError> {
     let plain = |part: &str| {
         let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
@@ -214,11 +214,11 @@ fn repo(model: &str, options: &HubOptions) -> Result<Repo, HubError> {
 }
 
 /// Whether a name stays within its directory.
-fn is_plain(name: &str) -> bool {
+pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\', ':']) && !name.starts_with('.')
 }
 
-fn is_weights(name: &str) -> bool {
+pub(super) fn is_weights(name: &str) -> bool {
     name.ends_with(".safetensors")
 }
 

@@ -4,5 +4,7 @@ mod entries;
 pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
+#[cfg(feature = "hub")]
+pub mod remote;
 
 pub(crate) use entries::{Entries, read_json};

@@ -47,6 +47,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "contents",
             "load",
             "adapter",
+            "audit",
             "rewrite",
         ],
     ),

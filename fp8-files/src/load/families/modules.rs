@@ -6,7 +6,7 @@ use fancy_regex::Regex;
 
 /// Which modules a list names.
 #[derive(Debug, Default)]
-pub(super) struct Modules {
+pub(in crate::load) struct Modules {
     /// Modules, each with everything inside it.
     paths: Vec<String>,
     /// Whether an entry may lack the beginning of a path, or either of them the leading `model.`.
@@ -19,7 +19,7 @@ pub(super) struct Modules {
 impl Modules {
     /// Lists of paths under `keys`, as vLLM and transformers read them: a whole path, its beginning, its end, or a regular expression
     /// for its beginning. Each match ends at the border of a module, so that `layers.1` does not match `layers.11`.
-    pub(super) fn lenient(at: &At<'_>, keys: &[&str]) -> Result<Self> {
+    pub(in crate::load) fn lenient(at: &At<'_>, keys: &[&str]) -> Result<Self> {
         let mut modules = Self {
             lenient: true,
             ..Self::default()
@@ -42,7 +42,7 @@ impl Modules {
     }
 
     /// Lists under `keys` of paths and globs, in which `*` matches any text.
-    pub(super) fn globs(at: &At<'_>, keys: &[&str]) -> Result<Self> {
+    pub(in crate::load) fn globs(at: &At<'_>, keys: &[&str]) -> Result<Self> {
         let mut modules = Self::default();
         for at in keys.iter().map(|key| at.get(key)) {
             for text in at.texts()? {
@@ -57,7 +57,7 @@ impl Modules {
     }
 
     /// Whether the list names the layer at `path`.
-    pub(super) fn name(&self, path: &str) -> bool {
+    pub(in crate::load) fn name(&self, path: &str) -> bool {
         let of_path = |name: &String| {
             within(path, name)
                 || self.lenient

@@ -30,3 +30,31 @@ pub(in crate::load) fn plain_cast() -> Family {
         ..Family::new(FamilyName::PLAIN_CAST, None, move |_| Ok(Some(declared)))
     }
 }
+
+/// Files whose configuration cannot be read: tensors are told by all names that any family has.
+pub(in crate::load) fn unknown() -> Family {
+    Family {
+        weight_scales: WEIGHT_SCALES,
+        input_scales: INPUT_SCALES,
+        ..by_shape()
+    }
+}
+
+/// The names of a weight's scale in all families, after the path of the layer.
+pub(in crate::load) const WEIGHT_SCALES: &[&str] = &[
+    "weight_scale",
+    "weight_scale_inv",
+    "scale_weight",
+    "qscale_weight",
+    "_weight_scale",
+    "scales",
+];
+
+/// The names of the scale of a layer's inputs in all families, after its path.
+pub(in crate::load) const INPUT_SCALES: &[&str] = &[
+    "input_scale",
+    "activation_scale",
+    "act_scale",
+    "scale_input",
+    "qscale_act",
+];
