@@ -3,7 +3,7 @@
 //! A family only supplies its names and what its configuration declares for each layer. The checks are made here, the same for every
 //! family: a weight has its scale, a scale its weight, configuration and file agree.
 
-use super::family::ScaleLayout;
+use super::family::{Global, ScaleLayout};
 use super::files::{Files, Stored};
 use super::kv_names;
 use super::options::OpenOptions;
@@ -22,7 +22,11 @@ pub(super) struct Weight {
     pub(super) shape: [usize; 2],
     /// None where the codes are the values.
     pub(super) scale: Option<Stored>,
+    /// The number that acts on all scales, if there is one.
+    pub(super) global: Option<(Stored, Global)>,
     pub(super) layout: ScaleLayout,
+    /// Whether the file has E2M1 codes, two in a byte.
+    pub(super) fp4: bool,
     pub(super) input: Option<Stored>,
     pub(super) scheme: LayerScheme,
 }
@@ -54,6 +58,14 @@ pub(super) struct Catalogue {
     pub(super) values: BTreeMap<String, Value>,
 }
 
+/// The stored tensors of a weight.
+pub(super) struct Parts {
+    pub(super) codes: Stored,
+    pub(super) scale: Option<Stored>,
+    pub(super) global: Option<Stored>,
+    pub(super) input: Option<Stored>,
+}
+
 /// Scales that wait for their weights, by the weights' canonical names.
 type Waiting = BTreeMap<String, Vec<Stored>>;
 
@@ -62,6 +74,7 @@ type Waiting = BTreeMap<String, Vec<Stored>>;
 struct Sorted {
     codes: BTreeMap<String, Stored>,
     scales: Waiting,
+    globals: Waiting,
     inputs: Waiting,
     found: Catalogue,
 }
@@ -77,6 +90,7 @@ impl Files {
         let Sorted {
             codes,
             mut scales,
+            mut globals,
             mut inputs,
             mut found,
         } = sorted;
@@ -93,6 +107,7 @@ impl Files {
                 }
             }
             let scale = self.one(&format!("{name}_scale"), scales.remove(&name))?;
+            let global = self.one(&format!("{name}_global_scale"), globals.remove(&name))?;
             let input = match is_layer {
                 true => self.one(&join(path, "input_scale"), inputs.remove(&name))?,
                 false => None,
@@ -104,13 +119,19 @@ impl Files {
                     continue;
                 }
             }
-            let weight = self.weight(&name, codes, scale, input, options)?;
+            let parts = Parts {
+                codes,
+                scale,
+                global,
+                input,
+            };
+            let weight = self.weight(&name, parts, options)?;
             if let Some(other) = found.values.get(&name) {
                 return Err(self.ambiguous(&name, other.stored(), &weight.codes));
             }
             found.weights.insert(name, weight);
         }
-        if let Some((weight, scales)) = scales.first_key_value() {
+        if let Some((weight, scales)) = scales.first_key_value().or(globals.first_key_value()) {
             return Err(self.stray(weight, &scales[0], &found));
         }
         for (weight, scales) in inputs {
@@ -147,7 +168,7 @@ impl Files {
         let Some(dtype) = self.dtype(&stored) else {
             return Ok(());
         };
-        refuse::tensor(self.path(&stored), name, dtype)?;
+        refuse::tensor(self.path(&stored), name, dtype, family)?;
         let (path, own) = split(&canonical);
         if own == "_extra_state" || family.descriptions.contains(&split(name).1) {
             tracing::info!(tensor = name, "skipped: no part of the model's values");
@@ -176,6 +197,8 @@ impl Files {
         let has_weight = || self.index.contains_key(&weight);
         let waiting = if family.weight_scales.contains(&own) && (own != "scale" || has_weight()) {
             Some(&mut sorted.scales)
+        } else if family.global(own).is_some() {
+            Some(&mut sorted.globals)
         } else if family.input_scales.contains(&own) {
             Some(&mut sorted.inputs)
         } else {
@@ -185,11 +208,12 @@ impl Files {
             waiting.entry(weight).or_default().push(stored);
             return Ok(());
         }
-        match dtype {
-            Dtype::F8_E4M3 | Dtype::F8_E5M2 => {}
-            Dtype::U32 if family.packs_words && own == "weight" => {}
+        let canonical = match dtype {
+            Dtype::F8_E4M3 | Dtype::F8_E5M2 => canonical,
+            Dtype::U32 if family.packs_words && own == "weight" => canonical,
+            _ if family.packs(own, dtype) => weight,
             _ => return self.insert(&mut sorted.found, canonical, Value::Tensor(stored)),
-        }
+        };
         if let Some(other) = sorted.codes.get(&canonical) {
             return Err(self.ambiguous(&canonical, other, &stored));
         }

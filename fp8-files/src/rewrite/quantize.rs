@@ -14,7 +14,7 @@ use crate::load::StoredLayer;
 use crate::names::weight_name;
 use crate::scheme::static_scale;
 use crate::spelling::Spelling;
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -99,7 +99,7 @@ impl QuantizeOptions {
 ///
 /// Linear layers are the matrices called `X.weight`, except embeddings, routers of experts (`gate`, `router`) and, without
 /// [`QuantizeOptions::with_head`], heads. Scales are amax/448 in f32 (powers of two for microscaling: 2^ceil(log2(amax/448))), codes are
-/// rounded to nearest. FP8 layers of the source are dequantized first and so rounded twice; [`WriteReport::requantized`] lists them. A
+/// rounded to nearest. FP8 layers of the source are dequantized first and so rounded twice; [`WriteReport::requantized`] lists them, [`WriteReport::requantization_error`] says by how much. A
 /// head among them stays FP8. [`convert`](super::convert) keeps their codes.
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and a
@@ -206,12 +206,35 @@ pub fn quantize(
             ..WriteReport::default()
         },
     };
-    job.run(on_progress, |layer| {
+    let mut largest: Option<f32> = None;
+    let report = job.run(on_progress, |layer| {
         let name = match &tied {
             Some(embedding) if layer.path == HEAD => embedding.clone(),
             _ => weight_name(&layer.path),
         };
-        quantized(source, layer, &name, options)
+        let (stored, weight) = quantized(source, layer, &name, options)?;
+        if source.is_fp8(&name) {
+            let error = relative_error(&stored, &weight)?;
+            largest = Some(largest.map_or(error, |largest| largest.max(error)));
+        }
+        Ok(stored)
+    })?;
+    Ok(WriteReport {
+        requantization_error: largest,
+        ..report
+    })
+}
+
+/// The norm of the difference between a layer's values and `weight` over the norm of `weight`; 0 for a weight of zeros.
+fn relative_error(layer: &StoredLayer, weight: &Tensor) -> Result<f32> {
+    let norm = |x: &Tensor| -> Result<f64> {
+        let squares = x.to_dtype(DType::F64)?.sqr()?.sum_all()?;
+        Ok(squares.to_scalar::<f64>()?.sqrt())
+    };
+    let difference = norm(&(layer.codes.dequantize(DType::F32)? - weight)?)?;
+    Ok(match norm(weight)? {
+        0. => 0.,
+        whole => (difference / whole) as f32,
     })
 }
 
@@ -235,12 +258,13 @@ fn embedding(source: &dyn Source, others: &[String]) -> Option<String> {
     names.find(embedding).cloned()
 }
 
+/// A layer quantized, and its weight before.
 fn quantized(
     source: &dyn Source,
     layer: &Described,
     name: &str,
     options: &QuantizeOptions,
-) -> Result<StoredLayer> {
+) -> Result<(StoredLayer, Tensor)> {
     let path = &layer.path;
     let weight = source.value(name, DType::F32)?;
     if let Some((index, value)) = first_outside(&weight, f64::is_finite)? {
@@ -257,9 +281,10 @@ fn quantized(
         let amax = amax.ok_or_else(|| Error::MissingAmax { path: path.clone() })?;
         static_scale(amax, &Device::Cpu, path, "input")
     })?;
-    Ok(StoredLayer {
+    let stored = StoredLayer {
         path: path.clone(),
         codes,
         input,
-    })
+    };
+    Ok((stored, weight))
 }

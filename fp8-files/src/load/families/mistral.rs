@@ -49,9 +49,19 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     let method = quantization.get("quant_method");
     if !method.is_null() {
         method.must_be(json!(["compressed-tensors"]))?;
-        let inner = compressed_tensors::parse(&quantization)?;
-        let layer = move |path: &str| (inner.layer)(&native(path));
-        return Ok(family(at, heads, layer));
+        let Family {
+            packed_weights,
+            global_scales,
+            descriptions,
+            layer,
+            ..
+        } = compressed_tensors::parse(&quantization)?;
+        return Ok(Family {
+            packed_weights,
+            global_scales,
+            descriptions,
+            ..family(at, heads, move |path: &str| layer(&native(path)))
+        });
     }
     let declared = match quantization.is_null() {
         true => None,
