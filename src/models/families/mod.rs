@@ -6,7 +6,10 @@ mod llama;
 
 pub use bert::{Bert, BertActivation, BertConfig, Pooling};
 pub use causal_lm::CausalLm;
-pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
+pub use llama::{
+    ExpertGroups, Llama, LlamaConfig, MlaConfig, MoeConfig, MoeNames, QueryGrowth, RouterScores,
+    Routing,
+};
 
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};
@@ -34,10 +37,13 @@ impl Config {
         }
     }
 
-    /// Number of layers, and the prefix of their tensors' names.
+    /// Number of layers that a file may have, and the prefix of their tensors' names.
     pub(crate) fn layers(&self) -> (usize, &'static str) {
         match self {
-            Self::Llama(config) => (config.num_layers, "model.layers."),
+            Self::Llama(config) => (
+                config.num_layers.saturating_add(config.extra_layers),
+                "model.layers.",
+            ),
             Self::Bert(config) => (config.num_layers, "encoder.layer."),
         }
     }

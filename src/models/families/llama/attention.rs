@@ -1,24 +1,14 @@
 //! Self-attention of a layer.
 
 use super::LlamaConfig;
+use super::causal::{Call, Scores, per_call};
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::models::layers::{KvScales, LayerCache, Rows, file_has, masked_attention};
+use crate::models::layers::{KvScales, LayerCache, file_has};
 use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
-
-/// What attention needs for rows of a batch that have seen the same number of tokens.
-pub(super) struct Call {
-    /// Which rows.
-    pub(super) rows: Rows,
-    /// Cosines and sines of the new tokens.
-    pub(super) rope: (Tensor, Tensor),
-}
-
-/// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
-const FEW_TOKENS: usize = 8;
 
 #[derive(Debug, Fp8Module)]
 pub(super) struct Attention {
@@ -78,19 +68,9 @@ impl Attention {
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
         let qkv = self.qkv.forward::<3>(x)?;
-        let y = match calls {
-            [call] => self.attend(&qkv, call, cache)?,
-            calls => {
-                let parts = calls.iter().map(|call| {
-                    let Rows { start, count, .. } = call.rows;
-                    let [q, k, v] = &qkv;
-                    let part = |x: &Tensor| x.narrow(0, start, count);
-                    let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
-                    self.attend(&[part(q)?, part(k)?, part(v)?], call, cache.as_ref())
-                });
-                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?
-            }
-        };
+        let y = per_call(&qkv, calls, cache, |qkv, call, cache| {
+            self.attend(qkv, call, cache)
+        })?;
         Ok(self.output.forward(&y)?)
     }
 
@@ -102,7 +82,6 @@ impl Attention {
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
         let (batch, tokens, _) = q.dims3()?;
-        let seen = call.rows.seen;
         let Sizes {
             heads,
             kv_heads,
@@ -114,24 +93,11 @@ impl Attention {
         let v = v
             .reshape((batch, tokens, kv_heads, head_dim))?
             .transpose(1, 2)?;
-        let scale = 1. / (head_dim as f64).sqrt();
-        let y = match cache {
-            None => self.over(&q, &k, &v, scale)?,
-            Some(cache) => {
-                cache.append(&k, &v, seen)?;
-                let keys = seen + tokens;
-                let windowed = self.sizes.window.is_some_and(|window| keys > window);
-                if tokens <= FEW_TOKENS && !windowed {
-                    cache.attention(&q, keys, scale)?
-                } else {
-                    let (k, v) = match seen == 0 && !cache.is_lossy(k.dtype()) {
-                        true => (k, v),
-                        false => cache.values(keys, q.dtype())?,
-                    };
-                    self.over(&q, &k, &v, scale)?
-                }
-            }
+        let scores = Scores {
+            scale: 1. / (head_dim as f64).sqrt(),
+            window: self.sizes.window,
         };
+        let y = scores.attend([q, k, v], call.rows.seen, cache)?;
         let y = y.transpose(1, 2)?;
         Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
@@ -165,21 +131,6 @@ impl Attention {
         let rest = x.narrow(3, rotated, head_dim - rotated)?;
         Ok(Tensor::cat(&[first, rest.contiguous()?], 3)?)
     }
-
-    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
-    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
-        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
-        match self.sizes.window {
-            Some(window) if keys > window => {
-                let mask = window_mask(tokens, keys, window, q.device())?;
-                masked_attention(q, k, v, &mask, scale)
-            }
-            _ => {
-                let options = ops::AttentionOptions::default().with_causal(true);
-                Ok(ops::attention(q, k, v, options.with_softmax_scale(scale))?)
-            }
-        }
-    }
 }
 
 /// Reads `self_attn.k_scale` and `v_scale`: one number each, or one per head.
@@ -195,17 +146,4 @@ fn kv_scales(vb: &VarBuilder<'_>) -> Result<Option<KvScales>> {
         (Some(k), Some(v)) => Some(KvScales::new(k, v)),
         _ => None,
     })
-}
-
-/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
-fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
-    let values: Vec<f32> = (keys - tokens..keys)
-        .flat_map(|query| {
-            (0..keys).map(move |key| match key <= query && key + window > query {
-                true => 0.,
-                false => f32::NEG_INFINITY,
-            })
-        })
-        .collect();
-    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
 }

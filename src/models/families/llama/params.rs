@@ -1,7 +1,7 @@
 //! The configuration in Mistral's own `params.json`.
 
 use super::config::{MAX_LAYERS, heads};
-use super::{LlamaConfig, MoeConfig, MoeNames};
+use super::{LlamaConfig, MoeConfig, MoeNames, Routing};
 use crate::models::error::Result;
 use crate::models::files::Entries;
 use crate::models::layers::{RopeConfig, RopeScaling};
@@ -48,6 +48,8 @@ impl LlamaConfig {
             max_position_embeddings: positions,
             eos_token_ids: vec![],
             moe: mixture(&params, intermediate_size, num_layers)?,
+            mla: None,
+            extra_layers: 0,
         })
     }
 }
@@ -148,6 +150,8 @@ fn mixture(
         experts_per_token: moe.size_up_to(num_experts, "num_experts_per_tok", None)?,
         intermediate_size: moe.size("expert_hidden_dim", intermediate_size)?,
         normalize: true,
+        routing: Routing::softmax(),
+        shared_size: None,
         names: MoeNames::Mixtral,
         dense_layers: (0..dense.min(num_layers)).collect(),
     }))

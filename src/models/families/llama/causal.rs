@@ -1,0 +1,107 @@
+//! Causal attention of new tokens, with a cache or without, for batches whose rows have seen different numbers of tokens.
+
+use crate::models::error::Result;
+use crate::models::layers::{LayerCache, Rows, masked_attention};
+use candle_core::{Device, Tensor};
+use fp8_candle::ops;
+
+/// What attention needs for rows of a batch that have seen the same number of tokens.
+pub(super) struct Call {
+    /// Which rows.
+    pub(super) rows: Rows,
+    /// Cosines and sines of the new tokens.
+    pub(super) rope: (Tensor, Tensor),
+}
+
+/// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
+const FEW_TOKENS: usize = 8;
+
+/// The results of `attend` for the rows of each call, in one batch. `inputs` have one row for each of the batch.
+pub(super) fn per_call<const N: usize>(
+    inputs: &[Tensor; N],
+    calls: &[Call],
+    cache: Option<&LayerCache>,
+    attend: impl Fn(&[Tensor; N], &Call, Option<&LayerCache>) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if let [call] = calls {
+        return attend(inputs, call, cache);
+    }
+    let parts = calls.iter().map(|call| {
+        let Rows { start, count, .. } = call.rows;
+        let mut part = inputs.clone();
+        for x in &mut part {
+            *x = x.narrow(0, start, count)?;
+        }
+        let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
+        attend(&part, call, cache.as_ref())
+    });
+    Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?)
+}
+
+/// How the scores of attention are made.
+pub(super) struct Scores {
+    /// What products of queries and keys are multiplied by.
+    pub(super) scale: f64,
+    /// Tokens that a query sees; None without a limit.
+    pub(super) window: Option<usize>,
+}
+
+impl Scores {
+    /// Attention of new tokens, `[batch, heads, tokens, head_dim]`, of rows that have `seen` tokens before; adds keys and values to
+    /// the cache.
+    pub(super) fn attend(
+        &self,
+        [q, k, v]: [Tensor; 3],
+        seen: usize,
+        cache: Option<&LayerCache>,
+    ) -> Result<Tensor> {
+        let Some(cache) = cache else {
+            return self.over(&q, &k, &v);
+        };
+        cache.append(&k, &v, seen)?;
+        let tokens = q.dim(2)?;
+        let keys = seen + tokens;
+        let windowed = self.window.is_some_and(|window| keys > window);
+        if tokens <= FEW_TOKENS && !windowed {
+            return cache.attention(&q, keys, self.scale);
+        }
+        let (k, v) = match seen == 0 && !cache.is_lossy(k.dtype()) {
+            true => (k, v),
+            false => cache.values(keys, q.dtype())?,
+        };
+        self.over(&q, &k, &v)
+    }
+
+    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
+    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
+        match self.window {
+            Some(window) if keys > window => {
+                let mask = window_mask(tokens, keys, window, q.device())?;
+                masked_attention(q, k, v, &mask, self.scale)
+            }
+            _ => {
+                let options = ops::AttentionOptions::default().with_causal(true);
+                Ok(ops::attention(
+                    q,
+                    k,
+                    v,
+                    options.with_softmax_scale(self.scale),
+                )?)
+            }
+        }
+    }
+}
+
+/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
+fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (keys - tokens..keys)
+        .flat_map(|query| {
+            (0..keys).map(move |key| match key <= query && key + window > query {
+                true => 0.,
+                false => f32::NEG_INFINITY,
+            })
+        })
+        .collect();
+    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
+}
