@@ -61,7 +61,8 @@ CONFIGS = {
     ),
     "mistral4": Mistral4Config(
         q_lora_rank=20, v_head_dim=12, n_routed_experts=6, n_shared_experts=1, rope_parameters=dict(
-            YARN, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.1, partial_rotary_factor=0.4
+            {key: value for key, value in YARN.items() if "mscale" not in key}, attention_factor=1.0, original_max_position_embeddings=4,
+            llama_4_scaling_beta=0.1, partial_rotary_factor=0.4,
         ), **LATENT
     ),
     "bert": BertConfig(**{key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "pad_token_id")}),

@@ -122,7 +122,7 @@ impl Part<'_> {
         let wrong = |expected: &str| file.wrong_shape(name, expected);
         let (experts, rest) = match (self.order, self.own, shape) {
             (GateUp::InTurn, "weight", [experts, rows, groups, bytes]) => {
-                (*experts, vec![*rows, groups * bytes])
+                (*experts, vec![*rows, groups.saturating_mul(*bytes)])
             }
             (GateUp::InTurn, "weight", _) => {
                 return Err(wrong("[experts, features, groups, bytes of a group]"));
@@ -133,6 +133,10 @@ impl Part<'_> {
         };
         let [gate, up, down] = self.names;
         let size: usize = rest.iter().product();
+        // Without elements there may be any number of experts.
+        if size == 0 {
+            return Err(wrong("elements for each expert"));
+        }
         // Shape, first element, and step from row to row of each projection.
         let parts = match (self.is_gate_up, rest.as_slice(), self.order) {
             (false, ..) => vec![(down, rest, 0, 1)],

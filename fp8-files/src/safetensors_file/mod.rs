@@ -261,7 +261,7 @@ impl SafetensorsFile {
         })
     }
 
-    /// The rows of a piece out of the bytes from its first row to its last; None where they are all of its rows.
+    /// The step from row to row of a piece whose rows do not follow each other; None for any other tensor.
     fn scattered(&self, name: &str) -> Option<usize> {
         let step = self.pieces.get(name)?.step;
         (step > 1).then_some(step)
@@ -279,7 +279,7 @@ impl SafetensorsFile {
         else {
             return Ok(bytes);
         };
-        let row = bytes.len() / ((rows.saturating_sub(1)) * step + 1);
+        let row = bytes.len() / (rows.saturating_sub(1) * step + 1);
         let rows = bytes.chunks(row.max(1)).step_by(step);
         Ok(rows.flatten().copied().collect())
     }

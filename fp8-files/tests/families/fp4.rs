@@ -458,6 +458,10 @@ fn experts_in_one_tensor() {
             "weight_scale",
         ),
         (vec![blocks(&[2, 6, 1, 16])], "weight_scale"),
+        (
+            vec![blocks(&[1 << 40, 0, 1, 16])],
+            "elements for each expert",
+        ),
     ] {
         let error = Model::new(config.clone(), &tensors).open().expect_err(part);
         assert!(error.to_string().contains(part), "{error}");

@@ -95,6 +95,37 @@ impl MlaConfig {
         })
     }
 
+    /// Reads Mistral's `params.json`.
+    pub(super) fn parse_params(params: &Entries<'_>) -> Result<Self> {
+        let plain_dim = params.size("qk_nope_head_dim", None)?;
+        let rotated_dim = params.size("qk_rope_head_dim", None)?;
+        let q_rank = params.get("q_lora_rank");
+        let q_rank = q_rank.map(|_| params.size("q_lora_rank", None));
+        // What it would do to scores is not documented, and no published model has it.
+        if let Some(yarn) = params.object("yarn")
+            && yarn.flag("apply_scale", true)?
+        {
+            return Err(yarn.error("apply_scale", "false with latent attention"));
+        }
+        let growth = params.object("llama_4_scaling");
+        let growth = growth.map(|growth| -> Result<QueryGrowth> {
+            Ok(QueryGrowth {
+                beta: growth.positive("beta", None)?,
+                original: growth.size("original_max_position_embeddings", None)?,
+            })
+        });
+        Ok(Self {
+            kv_rank: params.size("kv_lora_rank", None)?,
+            q_rank: q_rank.transpose()?,
+            plain_dim,
+            rotated_dim,
+            v_dim: params.size("v_head_dim", None)?,
+            softmax_scale: 1. / ((plain_dim + rotated_dim) as f64).sqrt(),
+            interleaved: true,
+            query_growth: growth.transpose()?,
+        })
+    }
+
     /// Features of a head that a cache of keys and values needs.
     pub(super) fn cached_dim(&self) -> usize {
         (self.plain_dim + self.rotated_dim).max(self.v_dim)
