@@ -288,6 +288,9 @@ fn requantizing_states_the_error() {
     assert_eq!(report.requantization_error, Some(0.));
 }
 
+/// Description, configuration, tensors, and what the error says.
+type Case = (&'static str, Option<Value>, Vec<Entry>, Vec<&'static str>);
+
 #[test]
 fn damaged_weights_are_refused() {
     let packed = |own: &str| entry(&format!("fc.{own}"), Dtype::U8, &[2, 16], all_codes(32));
@@ -295,7 +298,7 @@ fn damaged_weights_are_refused() {
     let nv_scale = |code: u8| entry("fc.weight_scale", Dtype::F8_E4M3, &[2, 2], vec![code; 4]);
     let global = |value| floats("fc.weight_global_scale", &[1], &[value]);
     let fp8 = weight("fc.weight", 2, 32);
-    let cases: Vec<(&str, Option<Value>, Vec<Entry>, Vec<&str>)> = vec![
+    let cases: Vec<Case> = vec![
         (
             "a scale of NaN",
             mxfp4(),

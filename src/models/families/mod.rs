@@ -20,6 +20,10 @@ use std::path::Path;
 
 /// The configuration of a model of any family.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a program has one or two of them"
+)]
 #[non_exhaustive]
 pub enum Config {
     /// Of a language model.
@@ -70,6 +74,10 @@ impl Config {
 /// # Ok::<(), fp8::models::Error>(())
 /// ```
 #[derive(Debug, Fp8Module)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a program has one or two of them"
+)]
 #[non_exhaustive]
 pub enum Model {
     /// A language model.

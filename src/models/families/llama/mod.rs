@@ -34,7 +34,7 @@ use moe::Moe;
 #[derive(Debug, Fp8Module)]
 enum Feedforward {
     Dense(Mlp),
-    Mixture(Moe),
+    Mixture(Box<Moe>),
 }
 
 #[derive(Debug, Fp8Module)]
@@ -73,7 +73,7 @@ impl Layer {
         let norm = |name: &str| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
         let feedforward = match &config.moe {
             Some(moe) if !moe.dense_layers.contains(&index) => {
-                Feedforward::Mixture(Moe::new(config, moe, vb.clone())?)
+                Feedforward::Mixture(Moe::new(config, moe, vb.clone())?.into())
             }
             _ => {
                 let sizes = (config.hidden_size, config.intermediate_size);
