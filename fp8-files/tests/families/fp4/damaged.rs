@@ -139,9 +139,13 @@ fn experts_in_one_tensor() {
     let checkpoint = model.open().unwrap();
     let up = value(&checkpoint, "model.layers.0.mlp.experts.1.up_proj");
     // Row 2 of the up projection of expert 1 is row 6 + 2 * 2 + 1 of all.
-    let row = 11;
-    let first = e2m1((row * 16) as u8 & 0xF) * 2f64.powi(120 + row % 8 - 127);
-    assert_eq!(up[2 * 32], first as f32);
+    let row = 11i32;
+    let scale = 2f64.powi(120 + row % 8 - 127);
+    let expected = |column: i32| {
+        let byte = row * 16 + column / 2;
+        (e2m1((byte >> (column % 2 * 4) & 0xF) as u8) * scale) as f32
+    };
+    assert_eq!(up[2 * 32..], (0..32).map(expected).collect::<Vec<_>>());
     assert_eq!(up.len(), 3 * 32);
     for (tensors, part) in [
         (

@@ -40,7 +40,7 @@ fn inputs_and_layers() {
         let got = candle_core::Module::forward(&layer, &x).unwrap();
         let plain = x.matmul(&weight.t().unwrap()).unwrap();
         let close = fp8_test_support::sqnr(&plain, &got);
-        assert!(close > 120., "{name}: {close} dB");
+        assert!(close > 110., "{name}: {close} dB");
     }
 }
 

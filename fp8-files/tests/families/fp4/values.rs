@@ -33,7 +33,7 @@ fn every_code_of_mxfp4_under_every_scale() {
     }
 }
 
-/// Scales in FP8 of both signs are read by no engine as anything but magnitudes; a negative one is damage.
+/// Positive scales: negative ones are refused.
 #[test]
 fn every_code_of_nvfp4_under_every_scale() {
     let rows = 126usize;
