@@ -105,11 +105,12 @@ impl LatentAttention {
             v_dim,
             ..
         } = self.config;
-        let by_head = |x: &Tensor| {
-            let x = x.reshape((batch, tokens, self.heads, ()))?;
+        let by_head = |x: &Tensor, features: usize| {
+            let x = x.reshape((batch, tokens, self.heads, features))?;
             x.transpose(1, 2)
         };
-        let (q, kv) = (by_head(q)?, by_head(kv)?);
+        let q = by_head(q, plain_dim + rotated_dim)?;
+        let kv = by_head(kv, plain_dim + v_dim)?;
         let rotated = q.narrow(3, plain_dim, rotated_dim)?;
         let q = [q.narrow(3, 0, plain_dim)?, self.rotate(&rotated, call)?];
         let mut q = self.padded(&Tensor::cat(&q, 3)?)?;
