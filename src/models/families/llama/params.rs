@@ -248,7 +248,14 @@ mod tests {
                 json!({ "moe": { "num_experts": 2, "num_experts_per_tok": 1, "num_expert_groups": 2 } }),
                 "moe.num_expert_groups is 2",
             ),
-            (json!({ "qk_nope_head_dim": 8 }), "kv_lora_rank is missing"),
+            (
+                json!({ "qk_nope_head_dim": 8 }),
+                "qk_rope_head_dim is missing",
+            ),
+            (
+                json!({ "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "yarn": { "factor": 4, "apply_scale": true } }),
+                "yarn.apply_scale is true",
+            ),
         ] {
             let error = with(more).expect_err(key).to_string();
             assert!(error.starts_with(&format!("params.json: {key}")), "{error}");
