@@ -3,13 +3,14 @@
 use crate::data::Data;
 use crate::ranks::{Ranks, Travel};
 use crate::rows::Metric;
-use crate::run::{Run, Step};
+use crate::run::Run;
 use crate::session::{Session, Times};
 use crate::settings::Settings;
 use crate::timing::median;
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use fp8::ranks::ProcessGroup;
+use fp8::training::StepRecord;
 use std::path::Path;
 
 /// Some text; its content does not affect the time of a step.
@@ -134,7 +135,7 @@ pub fn alone() -> Result<Ranks> {
     Ranks::new(&ProcessGroup::single(), None, Travel::default())
 }
 
-pub fn train_step(run: &mut Run, data: &Data) -> Result<Step> {
+pub fn train_step(run: &mut Run, data: &Data) -> Result<StepRecord> {
     run.train_step(data)?;
     run.read_steps()?.pop().context("a step without results")
 }

@@ -28,6 +28,8 @@ struct Row {
     path: String,
     shape: Vec<usize>,
     granularity: String,
+    /// Whether the file has FP4 codes.
+    fp4: bool,
     inputs: String,
     /// The static dequant_scale of its inputs.
     input_scale: Option<f32>,
@@ -64,7 +66,9 @@ fn rows(checkpoint: &Checkpoint) -> Result<Vec<Row>> {
         if bar.at(path, done, total).is_break() {
             bail!("cancelled");
         }
-        rows.push(row(&checkpoint.stored_layer(path, &Device::Cpu)?)?);
+        let mut row = row(&checkpoint.stored_layer(path, &Device::Cpu)?)?;
+        row.fp4 = checkpoint.is_fp4(path);
+        rows.push(row);
         done += elements(path);
     }
     Ok(rows)
@@ -97,6 +101,7 @@ fn row(layer: &StoredLayer) -> Result<Row> {
         path: layer.path.clone(),
         shape: layer.codes.dims().to_vec(),
         granularity: layer.codes.granularity().to_string(),
+        fp4: false,
         inputs: inputs(&layer.input),
         input_scale,
         scales,
@@ -164,6 +169,7 @@ fn as_json(
             "path": row.path,
             "shape": row.shape,
             "granularity": row.granularity,
+            "fp4": row.fp4,
             "inputs": row.inputs,
             "input_dequant_scale": row.input_scale,
             "dequant_scale": { "min": row.scales.0, "max": row.scales.1 },
@@ -232,7 +238,10 @@ fn cells(row: &Row) -> Vec<String> {
     vec![
         row.path.clone(),
         format!("{:?}", row.shape),
-        row.granularity.clone(),
+        match row.fp4 {
+            true => format!("{}, FP4 in the file", row.granularity),
+            false => row.granularity.clone(),
+        },
         inputs,
         match low == high {
             true => format!("{low:.3e}"),

@@ -45,8 +45,10 @@ impl Target {
     pub fn print(&self, report: &WriteReport) -> Result<()> {
         if let [first, ..] = report.requantized.as_slice() {
             let count = report.requantized.len();
+            let error = 100. * report.requantization_error.unwrap_or_default();
             eprintln!(
-                "warning: {count} layers were FP8 before and are rounded a second time (first {first}); `fp8 convert` keeps codes as they are"
+                "warning: {count} layers were FP8 before and are rounded a second time (first {first}), with a relative error of at most \
+                 {error:.3}%; `fp8 convert` keeps codes as they are"
             );
         }
         if self.json {
@@ -55,6 +57,7 @@ impl Target {
                 "files": report.files,
                 "quantized": report.quantized,
                 "requantized": report.requantized,
+                "requantization_error": report.requantization_error,
                 "ignored": report.ignored,
                 "unmatched": report.unmatched,
                 "exact_inputs": report.exact_inputs,

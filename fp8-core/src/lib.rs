@@ -1,6 +1,6 @@
 //! 8-bit floating point formats, casts and scaling maths for training: no tensors, no threads, no I/O.
 //!
-//! - [`Format`] and the newtypes [`E4M3`], [`E5M2`], [`E4M3Fnuz`], [`E5M2Fnuz`], [`E8M0`] say what a code means.
+//! - [`Format`] and the newtypes [`E4M3`], [`E5M2`], [`E4M3Fnuz`], [`E5M2Fnuz`], [`E8M0`], [`E2M1`] say what a code means.
 //! - [`Cast::encode`] defines the cast from f32; [`encode`], [`decode`] and [`amax`] do the same over slices.
 //! - [`ScaleGrid`] says which scale belongs to which element; [`encode_rows`], [`decode_rows`] and [`amax_rows`] work
 //!   under it on runs of rows, so that any split of a matrix over threads gives the same bits;
@@ -35,6 +35,7 @@
 #![doc(test(attr(deny(warnings))))]
 
 mod cast;
+mod e2m1;
 mod e8m0;
 mod element;
 mod error;
@@ -53,6 +54,7 @@ mod slice;
 mod types;
 
 pub use cast::{Cast, Overflow, Rounding, StochasticKey};
+pub use e2m1::{E2M1, unpack_e2m1};
 pub use e8m0::E8M0;
 pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError, did_you_mean};
 pub use format::{Format, FormatPair};

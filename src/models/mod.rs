@@ -1,9 +1,9 @@
-//! Models that run FP8 checkpoints, and train: the Llama family, mixtures of experts, BERT encoders.
+//! Models that run FP8 checkpoints, and train: the Llama family, mixtures of experts, latent attention, BERT encoders.
 //!
 //! | item | what it is |
 //! |---|---|
 //! | [`open()`] | opens the model in a directory, in any family of FP8 files |
-//! | [`Llama`] | Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM; Mixtral and Qwen3-MoE |
+//! | [`Llama`] | Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM; Mixtral and Qwen3-MoE; DeepSeek-V2 and V3, Mistral 4 |
 //! | [`Bert`] | encoders such as MiniLM, with mean pooling |
 //! | [`KvCache`] | keys and values of the tokens seen so far, in the model's dtype or in FP8 |
 //! | [`AdapterConfig`] | adapters of low rank (LoRA), which PEFT reads and writes: [`Model::add_adapter`] |

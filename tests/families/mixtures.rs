@@ -1,14 +1,18 @@
 //! Mixtures of experts as transformers 5 saves them: `num_local_experts`, and all experts of a layer in one tensor.
 
-use super::{Result, decibels, expected, folder, same_db, with_inputs};
+use super::{Result, decibels, expected, folder, model, same_db, with_inputs};
 use fp8::load::{Checkpoint, Inputs};
 use fp8::models::{ModelOptions, open};
+use fp8::rewrite::{Spelling, WriteOptions, convert, quiet};
+use std::path::Path;
 
-const FOLDERS: [&str; 4] = [
+const FOLDERS: [&str; 6] = [
     "qwen3_moe_hf5",
     "qwen3_moe_hf5_fused",
     "mixtral_hf5",
     "mixtral_hf5_fused",
+    "deepseek_v3_hf5",
+    "deepseek_v3_hf5_fused",
 ];
 
 #[test]
@@ -27,8 +31,18 @@ fn mixtures_of_transformers_5() -> Result<()> {
 /// Experts get the same names whether a file holds them in one tensor or in several.
 #[test]
 fn experts_have_names_of_their_own() -> Result<()> {
-    let [apart, fused, ..] = FOLDERS.map(|name| Checkpoint::open_dir(folder(name)));
-    let (apart, fused) = (apart?, fused?);
+    // Mixtral's names depend on the form.
+    for pair in FOLDERS.chunks(2).filter(|pair| pair[0] != "mixtral_hf5") {
+        same_experts(pair[0], pair[1])?;
+    }
+    Ok(())
+}
+
+fn same_experts(apart: &str, fused: &str) -> Result<()> {
+    let (apart, fused) = (
+        Checkpoint::open_dir(folder(apart))?,
+        Checkpoint::open_dir(folder(fused))?,
+    );
     assert_eq!(apart.names(), fused.names());
     assert_eq!(apart.layer_paths(), fused.layer_paths());
     let path = "model.layers.1.mlp.experts.3.up_proj";
@@ -44,6 +58,41 @@ fn experts_have_names_of_their_own() -> Result<()> {
         let codes = |layer: &fp8::load::StoredLayer| layer.codes.codes().to_vec2::<u8>();
         assert_eq!(codes(&one)?, codes(&other)?, "{path}");
     }
+    Ok(())
+}
+
+/// Experts in MXFP4 and everything else in bf16, as compressed-tensors writes them; inputs untouched.
+#[test]
+fn a_mixture_in_mxfp4() -> Result<()> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/fp4/qwen3_moe_mxfp4");
+    let checkpoint = Checkpoint::open_dir(&dir)?;
+    assert_eq!(checkpoint.layer_paths().len(), 2 * 4 * 3);
+    assert!(
+        checkpoint
+            .layer_paths()
+            .iter()
+            .all(|path| checkpoint.is_fp4(path))
+    );
+    let (ids, logits) = (
+        expected(&dir, "input_ids")?,
+        expected(&dir, "logits_weight_only")?,
+    );
+    let db = decibels(&logits, &model(&dir)?.forward(&ids)?)?;
+    println!("qwen3_moe_mxfp4: {db:.1} dB");
+    assert!(db >= 110., "{db:.1} dB");
+    // As FP8: the same values.
+    let temp = tempfile::tempdir()?;
+    let target = temp.path().join("fp8");
+    convert(
+        &checkpoint,
+        &target,
+        Spelling::CompressedTensors,
+        &WriteOptions::new(),
+        &mut quiet,
+    )?;
+    let db = decibels(&logits, &model(&target)?.forward(&ids)?)?;
+    println!("qwen3_moe_mxfp4 as MXFP8: {db:.1} dB");
+    assert!(db >= 110., "{db:.1} dB");
     Ok(())
 }
 

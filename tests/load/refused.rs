@@ -32,9 +32,9 @@ fn unsupported_configurations_are_refused_by_name() {
         (with("quant_method", json!("gptq")), "quant_method", "gptq"),
         (with("quant_method", json!(7)), "quant_method", "7"),
         (
-            with("format", json!("nvfp4-pack-quantized")),
+            with("format", json!("pack-quantized")),
             "format",
-            "nvfp4-pack-quantized",
+            "pack-quantized",
         ),
         (
             with("format", json!("int-quantized")),
@@ -47,7 +47,7 @@ fn unsupported_configurations_are_refused_by_name() {
             "quantization_status",
             "initialized",
         ),
-        (weights(json!({"num_bits": 4})), "FP8.weights.num_bits", "4"),
+        (weights(json!({"num_bits": 6})), "FP8.weights.num_bits", "6"),
         (weights(json!({"type": "int"})), "FP8.weights.type", "int"),
         (
             weights(json!({"symmetric": false})),

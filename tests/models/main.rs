@@ -4,6 +4,7 @@ mod batches;
 mod defaults;
 mod gguf;
 mod goldens;
+mod latent;
 mod real;
 mod streams;
 mod threads;

@@ -34,15 +34,15 @@ fn every_command_names_an_unsupported_format() {
     let model = speaking("ct_static_tensor", &dir.join("model"));
     edit(&format!("{model}/config.json"), |config| {
         let quantization = &mut config["quantization_config"];
-        quantization["format"] = json!("nvfp4-pack-quantized");
+        quantization["format"] = json!("mxfp6-pack-quantized");
         let group = &mut quantization["config_groups"]["group_0"];
-        group["weights"]["num_bits"] = json!(4);
+        group["weights"]["num_bits"] = json!(6);
     });
     let (data, ids) = inputs(&dir);
     let out = dir.join("out");
     for args in commands(&model, &data, &ids, &out) {
         let line = failure(&args).to_lowercase();
-        assert!(line.contains("nvfp4"), "{args:?}: {line}");
+        assert!(line.contains("mxfp6"), "{args:?}: {line}");
     }
     assert_eq!(dir.names(), ["ids.safetensors", "model", "text.txt"]);
 }

@@ -3,7 +3,7 @@
 //! A family only supplies its names and what its configuration declares for each layer. The checks are made here, the same for every
 //! family: a weight has its scale, a scale its weight, configuration and file agree.
 
-use super::family::ScaleLayout;
+use super::family::{Global, ScaleLayout};
 use super::files::{Files, Stored};
 use super::kv_names;
 use super::options::OpenOptions;
@@ -22,7 +22,11 @@ pub(super) struct Weight {
     pub(super) shape: [usize; 2],
     /// None where the codes are the values.
     pub(super) scale: Option<Stored>,
+    /// The number that acts on all scales, if there is one.
+    pub(super) global: Option<(Stored, Global)>,
     pub(super) layout: ScaleLayout,
+    /// Whether the file has E2M1 codes, two in a byte.
+    pub(super) fp4: bool,
     pub(super) input: Option<Stored>,
     pub(super) scheme: LayerScheme,
 }
@@ -54,6 +58,14 @@ pub(super) struct Catalogue {
     pub(super) values: BTreeMap<String, Value>,
 }
 
+/// The stored tensors of a weight.
+pub(super) struct Parts {
+    pub(super) codes: Stored,
+    pub(super) scale: Option<Stored>,
+    pub(super) global: Option<Stored>,
+    pub(super) input: Option<Stored>,
+}
+
 /// Scales that wait for their weights, by the weights' canonical names.
 type Waiting = BTreeMap<String, Vec<Stored>>;
 
@@ -62,6 +74,7 @@ type Waiting = BTreeMap<String, Vec<Stored>>;
 struct Sorted {
     codes: BTreeMap<String, Stored>,
     scales: Waiting,
+    globals: Waiting,
     inputs: Waiting,
     found: Catalogue,
 }
@@ -92,11 +105,12 @@ impl Files {
         }
         let Sorted {
             scales,
+            globals,
             inputs,
             mut found,
             ..
         } = sorted;
-        for (weight, scales) in scales {
+        for (weight, scales) in scales.into_iter().chain(globals) {
             for scale in scales {
                 fault(self.stray(&weight, &scale, &found), &scale.name)?;
             }
@@ -126,6 +140,7 @@ impl Files {
     ) -> Result<()> {
         let Sorted {
             scales,
+            globals,
             inputs,
             found,
             ..
@@ -142,6 +157,7 @@ impl Files {
         }
         let (scale, input) = (scales.remove(&name), inputs.remove(&name));
         let scale = self.one(&format!("{name}_scale"), scale)?;
+        let global = self.one(&format!("{name}_global_scale"), globals.remove(&name))?;
         let input = match is_layer {
             true => self.one(&join(path, "input_scale"), input)?,
             false => None,
@@ -152,7 +168,13 @@ impl Files {
                 return self.insert(found, name, Value::Codes(codes));
             }
         }
-        let weight = self.weight(&name, codes, scale, input, options)?;
+        let parts = Parts {
+            codes,
+            scale,
+            global,
+            input,
+        };
+        let weight = self.weight(&name, parts, options)?;
         if let Some(other) = found.values.get(&name) {
             return Err(self.ambiguous(&name, other.stored(), &weight.codes));
         }
@@ -181,7 +203,7 @@ impl Files {
         let Some(dtype) = self.dtype(&stored) else {
             return Ok(());
         };
-        refuse::tensor(self.path(&stored), name, dtype)?;
+        refuse::tensor(self.path(&stored), name, dtype, family)?;
         let (path, own) = split(&canonical);
         if own == "_extra_state" || family.descriptions.contains(&split(name).1) {
             tracing::info!(tensor = name, "skipped: no part of the model's values");
@@ -210,6 +232,8 @@ impl Files {
         let has_weight = || self.index.contains_key(&weight);
         let waiting = if family.weight_scales.contains(&own) && (own != "scale" || has_weight()) {
             Some(&mut sorted.scales)
+        } else if family.global(own).is_some() {
+            Some(&mut sorted.globals)
         } else if family.input_scales.contains(&own) {
             Some(&mut sorted.inputs)
         } else {
@@ -219,11 +243,12 @@ impl Files {
             waiting.entry(weight).or_default().push(stored);
             return Ok(());
         }
-        match dtype {
-            Dtype::F8_E4M3 | Dtype::F8_E5M2 => {}
-            Dtype::U32 if family.packs_words && own == "weight" => {}
+        let canonical = match dtype {
+            Dtype::F8_E4M3 | Dtype::F8_E5M2 => canonical,
+            Dtype::U32 if family.packs_words && own == "weight" => canonical,
+            _ if family.packs(own, dtype) => weight,
             _ => return self.insert(&mut sorted.found, canonical, Value::Tensor(stored)),
-        }
+        };
         if let Some(other) = sorted.codes.get(&canonical) {
             return Err(self.ambiguous(&canonical, other, &stored));
         }

@@ -6,6 +6,14 @@
 //! | `..experts.down_proj` | `[E, K, N]` | the down projection |
 //! | either, followed by `_scale`, `_scale_inv`, `_activation_scale` or `_input_scale` | `[E, ..]` | scales, also of experts with separate weights |
 //!
+//! gpt-oss in MXFP4 has its own names, and the rows of gate and up projection alternate:
+//!
+//! | stored | shape | content |
+//! |---|---|---|
+//! | `..experts.gate_up_proj_blocks` | `[E, 2N, K / 32, 16]` | codes, two in a byte; row 0 belongs to the gate, row 1 to the up projection, and so on |
+//! | `..experts.down_proj_blocks` | `[E, K, N / 32, 16]` | codes |
+//! | `.._scales`, `.._bias` | `[E, rows, groups]`, `[E, rows]` | scales and biases |
+//!
 //! Other models store tensors of these names transposed, so only those of a known `model_type` are split.
 
 use crate::error::Result;
@@ -13,13 +21,36 @@ use crate::names::split;
 use crate::safetensors_file::{Piece, SafetensorsFile};
 use serde_json::Value;
 
-/// Ends of stored names, and the names of those tensors in one expert's projection.
-const ENDS: [(&str, &str); 5] = [
-    ("", "weight"),
-    ("_scale_inv", "weight_scale_inv"),
-    ("_scale", "weight_scale"),
-    ("_activation_scale", "activation_scale"),
-    ("_input_scale", "input_scale"),
+/// The rows of gate and up projection in a tensor of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GateUp {
+    /// First all rows of the gate.
+    Halves,
+    /// In turn.
+    InTurn,
+}
+
+/// Ends of stored names, the names of those tensors in one expert's projection, and the order of rows.
+const ENDS: [(&str, &str, GateUp); 8] = [
+    ("", "weight", GateUp::Halves),
+    ("_scale_inv", "weight_scale_inv", GateUp::Halves),
+    ("_scale", "weight_scale", GateUp::Halves),
+    ("_activation_scale", "activation_scale", GateUp::Halves),
+    ("_input_scale", "input_scale", GateUp::Halves),
+    ("_blocks", "weight", GateUp::InTurn),
+    ("_scales", "weight_scale", GateUp::InTurn),
+    ("_bias", "bias", GateUp::InTurn),
+];
+
+/// Models whose experts are split, with the order of rows in their files.
+const MODELS: [(&str, GateUp); 7] = [
+    ("qwen3_moe", GateUp::Halves),
+    ("mixtral", GateUp::Halves),
+    ("deepseek_v2", GateUp::Halves),
+    ("deepseek_v3", GateUp::Halves),
+    ("deepseek_v4", GateUp::Halves),
+    ("mistral4", GateUp::Halves),
+    ("gpt_oss", GateUp::InTurn),
 ];
 
 const GATE_UP: &str = "gate_up_proj";
@@ -35,13 +66,14 @@ const FOLDERS: [(&str, [&str; 3]); 2] = [
 pub(super) fn cut(files: &mut [&mut SafetensorsFile], config: Option<&Value>) -> Result<()> {
     let places = ["/model_type", "/text_config/model_type"];
     let kind = |place: &&str| config?.pointer(place)?.as_str();
-    let mut kinds = places.iter().filter_map(kind);
-    if !kinds.any(|kind| matches!(kind, "qwen3_moe" | "mixtral")) {
+    let kinds: Vec<&str> = places.iter().filter_map(kind).collect();
+    let mut models = MODELS.iter();
+    let Some((_, order)) = models.find(|(model, _)| kinds.contains(model)) else {
         return Ok(());
-    }
+    };
     for file in files {
         for name in file.names() {
-            if let Some(part) = part_of(&name) {
+            if let Some(part) = part_of(&name).filter(|part| part.order == *order) {
                 let pieces = part.pieces(file, &name)?;
                 file.cut(&name, pieces)?;
             }
@@ -63,6 +95,7 @@ struct Part<'a> {
     is_gate_up: bool,
     /// The tensor's name in the projection of one expert.
     own: &'static str,
+    order: GateUp,
 }
 
 fn part_of(name: &str) -> Option<Part<'_>> {
@@ -73,12 +106,13 @@ fn part_of(name: &str) -> Option<Part<'_>> {
         Some(end) => (true, end),
         None => (false, own.strip_prefix(DOWN)?),
     };
-    let (_, own) = ENDS.iter().find(|(stored, _)| *stored == end)?;
+    let (_, own, order) = ENDS.iter().find(|(stored, ..)| *stored == end)?;
     Some(Part {
         experts,
         names: *names,
         is_gate_up,
         own,
+        order: *order,
     })
 }
 
@@ -86,30 +120,49 @@ impl Part<'_> {
     fn pieces(&self, file: &SafetensorsFile, name: &str) -> Result<Vec<Piece>> {
         let shape = file.shape(name).unwrap_or_default();
         let wrong = |expected: &str| file.wrong_shape(name, expected);
-        let (experts, rest) = match shape {
-            [experts, rest @ ..] if self.own != "weight" || rest.len() == 2 => (*experts, rest),
+        let (experts, rest) = match (self.order, self.own, shape) {
+            (GateUp::InTurn, "weight", [experts, rows, groups, bytes]) => {
+                (*experts, vec![*rows, groups.saturating_mul(*bytes)])
+            }
+            (GateUp::InTurn, "weight", _) => {
+                return Err(wrong("[experts, features, groups, bytes of a group]"));
+            }
+            (GateUp::Halves, "weight", [_, _, _]) => (shape[0], shape[1..].to_vec()),
+            (_, own, [experts, rest @ ..]) if own != "weight" => (*experts, rest.to_vec()),
             _ => return Err(wrong("[experts, features, inputs]")),
         };
         let [gate, up, down] = self.names;
         let size: usize = rest.iter().product();
-        // All rows share a single scale; of several, the first half belongs to the gate.
-        let halves = match (self.is_gate_up, rest) {
-            (false, _) => vec![(down, 0, rest.to_vec())],
-            (true, [] | [1, ..]) => vec![(gate, 0, rest.to_vec()), (up, 0, rest.to_vec())],
-            (true, [rows, across @ ..]) if rows % 2 == 0 => {
+        // Without elements there may be any number of experts.
+        if size == 0 {
+            return Err(wrong("elements for each expert"));
+        }
+        // Shape, first element, and step from row to row of each projection.
+        let parts = match (self.is_gate_up, rest.as_slice(), self.order) {
+            (false, ..) => vec![(down, rest, 0, 1)],
+            // All rows share a single scale.
+            (true, [] | [1, ..], _) => vec![(gate, rest.clone(), 0, 1), (up, rest, 0, 1)],
+            (true, [rows, across @ ..], order) if rows % 2 == 0 => {
                 let half = [&[rows / 2], across].concat();
-                vec![(gate, 0, half.clone()), (up, size / 2, half)]
+                let (second, step) = match order {
+                    GateUp::Halves => (size / 2, 1),
+                    GateUp::InTurn => (across.iter().product(), 2),
+                };
+                vec![(gate, half.clone(), 0, step), (up, half, second, step)]
             }
             _ => {
                 return Err(wrong("as many rows for gates as for up projections"));
             }
         };
         let pieces = (0..experts).flat_map(|expert| {
-            halves.iter().map(move |(projection, first, shape)| Piece {
-                name: format!("{}.{expert}.{projection}.{}", self.experts, self.own),
-                shape: shape.clone(),
-                first: expert * size + first,
-            })
+            parts
+                .iter()
+                .map(move |(projection, shape, first, step)| Piece {
+                    name: format!("{}.{expert}.{projection}.{}", self.experts, self.own),
+                    shape: shape.clone(),
+                    first: expert * size + first,
+                    step: *step,
+                })
         });
         Ok(pieces.collect())
     }

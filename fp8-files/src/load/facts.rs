@@ -41,6 +41,13 @@ impl Checkpoint {
         Some(weight.scheme)
     }
 
+    /// Whether the file has the FP8 layer at a canonical path in FP4 (MXFP4 or NVFP4). Its codes are then the E4M3 codes of the same
+    /// values; see the guide on files and models for its scales.
+    pub fn is_fp4(&self, path: &str) -> bool {
+        let weight = self.catalogue.weights.get(&weight_name(path));
+        weight.is_some_and(|weight| weight.fp4)
+    }
+
     /// Canonical names of everything that is neither an FP8 weight of a layer nor a scale of one, sorted: biases, norms,
     /// embeddings, weights in high precision, scales of caches.
     pub fn other_names(&self) -> Vec<String> {

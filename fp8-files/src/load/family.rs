@@ -4,6 +4,7 @@ use super::family_name::FamilyName;
 use crate::error::{Error, Result};
 use crate::scheme::InputScheme;
 use fp8_core::Granularity;
+use safetensors::Dtype;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,18 @@ pub(super) enum ScaleLayout {
     Tiles,
 }
 
+/// How the number that all scales of an NVFP4 weight have in common acts on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Global {
+    /// It multiplies each of them.
+    Multiplies,
+    /// It divides each of them.
+    Divides,
+}
+
+/// Elements of a weight that share a scale in NVFP4.
+const NVFP4_GROUP: Granularity = Granularity::Blockwise { rows: 1, cols: 16 };
+
 /// What a configuration declares about the scheme of a layer. The tensors decide the rest (`pair.rs`).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Declared {
@@ -37,6 +50,8 @@ pub(super) struct Declared {
     /// None where the presence of an `input_scale` decides.
     pub(super) input: Option<InputScheme>,
     pub(super) layout: ScaleLayout,
+    /// Whether codes are E2M1, two in a byte.
+    pub(super) fp4: bool,
 }
 
 impl Declared {
@@ -48,6 +63,23 @@ impl Declared {
             weight: weight.into(),
             input: input.into(),
             layout: ScaleLayout::RowMajor,
+            fp4: false,
+        }
+    }
+
+    /// E2M1 codes, a power of two for every 32 of them.
+    pub(super) fn mxfp4(input: InputScheme) -> Self {
+        Self {
+            fp4: true,
+            ..Self::new(Granularity::Mx, input)
+        }
+    }
+
+    /// E2M1 codes, an E4M3 scale for every 16 of them, and one number for all of these scales.
+    pub(super) fn nvfp4(input: InputScheme) -> Self {
+        Self {
+            fp4: true,
+            ..Self::new(NVFP4_GROUP, input)
         }
     }
 }
@@ -67,6 +99,10 @@ pub(super) struct Family {
     pub(super) input_scales: &'static [&'static str],
     /// Names of tensors that describe other tensors and have no value of their own.
     pub(super) descriptions: &'static [&'static str],
+    /// The family's names for weights of two E2M1 codes in a byte. None where it has none.
+    pub(super) packed_weights: &'static [&'static str],
+    /// The family's names for the number that all scales of an NVFP4 weight have in common.
+    pub(super) global_scales: &'static [(&'static str, Global)],
     /// Whether U32 weights are words of four codes.
     pub(super) packs_words: bool,
     /// Whether FP8 tensors need no scales.
@@ -92,12 +128,27 @@ impl Family {
             weight_scales: &["weight_scale"],
             input_scales: &["input_scale"],
             descriptions: &[],
+            packed_weights: &[],
+            global_scales: &[],
             packs_words: false,
             is_unscaled: false,
             may_ignore_input_scales: false,
             layer: Box::new(layer),
             rename: Box::new(|name| (name.to_string(), Order::AsStored)),
         }
+    }
+}
+
+impl Family {
+    /// Whether tensors of that name and dtype are weights of E2M1 codes.
+    pub(super) fn packs(&self, own: &str, dtype: Dtype) -> bool {
+        matches!(dtype, Dtype::U8 | Dtype::I8) && self.packed_weights.contains(&own)
+    }
+
+    /// What a tensor of that name does to the scales of a weight; None if it is no global scale.
+    pub(super) fn global(&self, own: &str) -> Option<Global> {
+        let mut names = self.global_scales.iter();
+        names.find_map(|(name, global)| (*name == own).then_some(*global))
     }
 }
 

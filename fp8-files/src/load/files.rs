@@ -5,7 +5,7 @@ use super::layout::rotary_rows;
 use crate::error::{Error, Result};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
-use fp8_core::E8M0;
+use fp8_core::{E8M0, Format};
 use safetensors::Dtype;
 use std::collections::HashMap;
 use std::path::Path;
@@ -90,12 +90,16 @@ impl Files {
         }
     }
 
-    /// The numbers of a scale tensor. Bytes encode powers of two.
+    /// The numbers of a scale tensor. Bytes encode powers of two, the codes of FP8 their values.
     pub(super) fn numbers(&self, stored: &Stored) -> Result<Vec<f32>> {
         let (file, name) = (self.file(stored), &stored.name);
         if let Some(Dtype::U8 | Dtype::F8_E8M0) = self.dtype(stored) {
             let bytes = file.bytes(name)?.into_iter();
             return Ok(bytes.map(|byte| E8M0::from_bits(byte).to_f32()).collect());
+        }
+        if let Some(Dtype::F8_E4M3) = self.dtype(stored) {
+            let codes = file.bytes(name)?.into_iter();
+            return Ok(codes.map(|code| Format::E4M3.decode(code)).collect());
         }
         let scales = file.tensor(name, &Device::Cpu)?.to_dtype(DType::F32)?;
         Ok(scales.flatten_all()?.to_vec1()?)

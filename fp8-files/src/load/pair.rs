@@ -1,8 +1,8 @@
 //! One FP8 weight with its scale and the scale of its inputs, compared with the configuration.
 
-use super::catalogue::Weight;
+use super::catalogue::{Parts, Weight};
 use super::experts;
-use super::family::{Family, Order, ScaleLayout};
+use super::family::{Declared, Family, Global, Order, ScaleLayout};
 use super::files::{FLOATS, Files, Stored};
 use super::options::{Inputs, OpenOptions};
 use crate::error::{Error, Result};
@@ -13,14 +13,13 @@ use safetensors::Dtype;
 
 impl Files {
     /// Puts together and checks the tensors of one weight.
-    pub(super) fn weight(
-        &self,
-        name: &str,
-        codes: Stored,
-        scale: Option<Stored>,
-        input: Option<Stored>,
-        options: &OpenOptions,
-    ) -> Result<Weight> {
+    pub(super) fn weight(&self, name: &str, parts: Parts, options: &OpenOptions) -> Result<Weight> {
+        let Parts {
+            codes,
+            scale,
+            global,
+            mut input,
+        } = parts;
         let family = self.family(&codes);
         let (path, own) = split(name);
         let place = self.path(&codes).display();
@@ -39,17 +38,22 @@ impl Files {
                 path: Some(self.path(&codes).to_path_buf()),
             });
         }
-        match family.packs_words {
-            true => self.check_dtype(&codes, &[Dtype::U32, Dtype::F8_E4M3])?,
-            false => self.check_dtype(&codes, &[Dtype::F8_E4M3])?,
+        let fp4 = declared.fp4;
+        match (fp4, family.packs_words) {
+            (true, _) => self.check_dtype(&codes, &[Dtype::U8, Dtype::I8])?,
+            (false, true) => self.check_dtype(&codes, &[Dtype::U32, Dtype::F8_E4M3])?,
+            (false, false) => self.check_dtype(&codes, &[Dtype::F8_E4M3])?,
         }
         let shape = self.code_shape(&codes)?;
         let granularity = match &scale {
             None => Granularity::Tensorwise,
-            Some(scale) => {
-                self.granularity(&codes, shape, scale, declared.weight, declared.layout)?
-            }
+            Some(scale) => self.granularity(&codes, shape, scale, &declared)?,
         };
+        let global = self.global(&codes, global, fp4 && granularity != Granularity::Mx)?;
+        if fp4 && declared.input != Some(InputScheme::Static(())) {
+            // For inputs in FP4, which stay in high precision here.
+            input = None;
+        }
         if let Some(input) = &input {
             self.check_dtype(input, &FLOATS)?;
             if self.shape(input).iter().product::<usize>() != 1 {
@@ -92,7 +96,9 @@ impl Files {
             codes,
             shape,
             scale,
+            global,
             layout: declared.layout,
+            fp4,
             input,
             scheme: LayerScheme {
                 weight: granularity,
@@ -119,8 +125,12 @@ impl Files {
         let &[n, k] = self.shape(codes) else {
             return Err(wrong("two dimensions for an FP8 weight"));
         };
-        let words = self.dtype(codes) == Some(Dtype::U32);
-        let k = if words { k.saturating_mul(4) } else { k };
+        let in_one = match self.dtype(codes) {
+            Some(Dtype::U32) => 4,
+            Some(Dtype::U8 | Dtype::I8) => 2,
+            _ => 1,
+        };
+        let k = k.saturating_mul(in_one);
         if let Order::Rotary { heads } = codes.order
             && (heads == 0 || !n.is_multiple_of(heads.saturating_mul(2)))
         {
@@ -135,9 +145,14 @@ impl Files {
         codes: &Stored,
         [n, k]: [usize; 2],
         scale: &Stored,
-        declared: Option<Granularity>,
-        layout: ScaleLayout,
+        declared: &Declared,
     ) -> Result<Granularity> {
+        let Declared {
+            weight: declared,
+            layout,
+            fp4,
+            ..
+        } = *declared;
         let dims = self.shape(scale);
         let bytes = matches!(self.dtype(scale), Some(Dtype::U8 | Dtype::F8_E8M0));
         let wrong_shape = || {
@@ -173,6 +188,7 @@ impl Files {
         }
         let [f32, bf16, f16] = FLOATS;
         let allowed: &[Dtype] = match granularity {
+            Granularity::Blockwise { .. } if fp4 => &[Dtype::F8_E4M3],
             Granularity::Mx => &[Dtype::U8, Dtype::F8_E8M0],
             Granularity::Blockwise { .. } => &[f32, bf16, f16, Dtype::F8_E8M0, Dtype::U8],
             _ => &[f32, bf16, f16, Dtype::F8_E8M0],
@@ -183,6 +199,41 @@ impl Files {
             self.check_halves(codes, n, rows, scale)?;
         }
         Ok(granularity)
+    }
+
+    /// Checks the number that all scales of a weight have in common: every weight in NVFP4 has one, and no other.
+    fn global(
+        &self,
+        codes: &Stored,
+        global: Option<Stored>,
+        is_needed: bool,
+    ) -> Result<Option<(Stored, Global)>> {
+        let family = self.family(codes);
+        let Some(stored) = global else {
+            let Some((own, _)) = family.global_scales.first().filter(|_| is_needed) else {
+                return Ok(None);
+            };
+            return Err(Error::MissingScale {
+                tensor: codes.name.clone(),
+                missing: join(split(&codes.name).0, own),
+                path: Some(self.path(codes).to_path_buf()),
+            });
+        };
+        if !is_needed {
+            let path = split(&codes.name).0;
+            let found = format!(
+                "there is `{}` in {}",
+                stored.name,
+                self.path(&stored).display()
+            );
+            return Err(mismatch(path, family, "does not store it in NVFP4", found));
+        }
+        self.check_dtype(&stored, &FLOATS)?;
+        if self.shape(&stored).iter().product::<usize>() != 1 {
+            return Err(self.file(&stored).wrong_shape(&stored.name, "one element"));
+        }
+        let global = family.global(split(&stored.name).1);
+        Ok(global.map(|global| (stored, global)))
     }
 
     /// Checks that no block of `rows` rows spans an expert's gate and its other projection.

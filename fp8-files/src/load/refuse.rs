@@ -1,5 +1,6 @@
 //! Recognises tensors of formats other than OCP FP8 by their names and dtypes.
 
+use super::family::Family;
 use crate::error::{Error, Result};
 use crate::names::split;
 use crate::safetensors_file::SafetensorsFile;
@@ -34,9 +35,14 @@ pub(super) fn file(file: &SafetensorsFile) -> Result<()> {
     })
 }
 
-/// Fails for a tensor of a format that this library does not read.
-pub(super) fn tensor(path: &Path, name: &str, dtype: Dtype) -> Result<()> {
-    let by_name = NAMES.iter().find(|(own, _)| *own == split(name).1);
+/// Fails for a tensor of a format that this library does not read, or not in files of this family.
+pub(super) fn tensor(path: &Path, name: &str, dtype: Dtype, family: &Family) -> Result<()> {
+    let own = split(name).1;
+    let is_known = family.packs(own, dtype)
+        || family.global(own).is_some()
+        || family.descriptions.contains(&own);
+    let mut names = NAMES.iter();
+    let by_name = names.find(|(foreign, _)| *foreign == own && !is_known);
     let format = match (dtype, by_name) {
         (Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ, _) => {
             format!("the FP8 of MI300 ({dtype:?}), whose codes mean other values")

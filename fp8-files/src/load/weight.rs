@@ -1,7 +1,7 @@
 //! The codes and scales of an FP8 weight, and the scale of its inputs: read, checked and cut to the layer.
 
 use super::catalogue::Weight;
-use super::family::{Order, ScaleLayout};
+use super::family::{Global, Order, ScaleLayout};
 use super::files::{Files, Stored};
 use super::layout::{take_rows, untile};
 use crate::check::{SCALE, is_scale};
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::scheme::grid;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
-use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+use fp8_core::{Contraction, Format, Granularity, ScaleGrid, unpack_e2m1};
 use std::ops::Range;
 
 impl Files {
@@ -29,6 +29,9 @@ impl Files {
         let file = self.file(&weight.codes);
         // The first code of a word is its lowest byte, and words are little-endian, so their bytes are the codes.
         let mut codes = file.bytes(name)?;
+        if weight.fp4 {
+            codes = unpack_e2m1(&codes);
+        }
         if let Order::Rotary { heads } = *order {
             codes = take_rows(&codes, weight.shape[0], heads, name)?;
         }
@@ -64,6 +67,16 @@ impl Files {
         let grid = grid(granularity, n, k);
         let (rows, cols) = (grid.scale_rows(), grid.scale_cols());
         let mut values = self.numbers(stored)?;
+        if let Some((stored, global)) = &weight.global {
+            let number = self.numbers(stored)?;
+            self.check_scales(stored, &number)?;
+            for value in &mut values {
+                match global {
+                    Global::Multiplies => *value *= number[0],
+                    Global::Divides => *value /= number[0],
+                }
+            }
+        }
         match (weight.layout, self.shape(stored)) {
             (ScaleLayout::Tiles, _) => values = untile(&values, rows, cols),
             (ScaleLayout::RowMajor, &[r, c]) if (r, c) != (rows, cols) && r * c > rows * cols => {

@@ -115,7 +115,7 @@ impl WriteOptions {
 /// assert_eq!(report.unmatched, ["head*"]); // a pattern that is mistyped, perhaps
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct WriteReport {
     /// The directory.
@@ -126,6 +126,9 @@ pub struct WriteReport {
     pub quantized: Vec<String>,
     /// Paths of the layers that were FP8 before, whose values were rounded a second time.
     pub requantized: Vec<String>,
+    /// The largest relative error of that second rounding over these layers: the norm of the difference of a weight over the norm of
+    /// the weight in the source. None if there are no such layers.
+    pub requantization_error: Option<f32>,
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
     /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in the target, whose configuration has no

@@ -17,6 +17,7 @@ use crate::spelling::Spelling;
 use candle_core::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// What to do with a layer whose features do not divide into groups, for errors.
 const WAY_OUT: &str = "leave it in high precision by `QuantizeOptions::with_ignore` (`--ignore`), or choose a scheme without groups: \
@@ -99,7 +100,7 @@ impl QuantizeOptions {
 ///
 /// Linear layers are the matrices called `X.weight`, except embeddings, routers of experts (`gate`, `router`) and, without
 /// [`QuantizeOptions::with_head`], heads. Scales are amax/448 in f32 (powers of two for microscaling: 2^ceil(log2(amax/448))), codes are
-/// rounded to nearest. FP8 layers of the source are dequantized first and so rounded twice; [`WriteReport::requantized`] lists them. A
+/// rounded to nearest. FP8 layers of the source are dequantized first and so rounded twice; [`WriteReport::requantized`] lists them, [`WriteReport::requantization_error`] says by how much. A
 /// head among them stays FP8. [`convert`](super::convert) keeps their codes.
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and a
@@ -206,12 +207,25 @@ pub fn quantize(
             ..WriteReport::default()
         },
     };
-    job.run(on_progress, |layer| {
+    // Layers are quantized by several threads.
+    let largest: Mutex<Option<f32>> = Mutex::default();
+    let report = job.run(on_progress, |layer| {
         let name = match &tied {
             Some(embedding) if layer.path == HEAD => embedding.clone(),
             _ => weight_name(&layer.path),
         };
-        quantized(source, layer, &name, options)
+        let stored = quantized(source, layer, &name, options)?;
+        if source.is_fp8(&name) {
+            let slab = slabs::slab(options.write.memory);
+            let error = slabs::relative_error(source, &name, &stored.codes, slab)?;
+            let mut largest = largest.lock().unwrap_or_else(PoisonError::into_inner);
+            *largest = Some(largest.map_or(error, |largest| largest.max(error)));
+        }
+        Ok(stored)
+    })?;
+    Ok(WriteReport {
+        requantization_error: largest.into_inner().unwrap_or_else(PoisonError::into_inner),
+        ..report
     })
 }
 

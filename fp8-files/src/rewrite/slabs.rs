@@ -122,3 +122,38 @@ pub(super) fn quantize(
     let codes = Fp8Tensor::from_parts(codes, Format::E4M3, granularity, contraction, scales)?;
     Ok(codes)
 }
+
+/// The norm of the difference between a layer's codes and its weight, the tensor `name`, over the norm of the weight; 0 for a weight of
+/// zeros.
+pub(super) fn relative_error(
+    source: &dyn Source,
+    name: &str,
+    codes: &Fp8Tensor,
+    slab: usize,
+) -> Result<f32> {
+    let granularity = codes.granularity();
+    let block = match granularity {
+        Granularity::Blockwise { rows, .. } => rows.max(1),
+        _ => 1,
+    };
+    let squares =
+        |x: &Tensor| -> Result<f64> { Ok(x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()?) };
+    let (mut difference, mut whole) = (0f64, 0f64);
+    each(source, name, DType::F32, (block, slab), |first, weight| {
+        let rows = weight.dim(0)?;
+        let own = codes.codes().narrow(0, first, rows)?;
+        let scale = match granularity {
+            Granularity::Tensorwise => codes.dequant_scale().clone(),
+            _ => (codes.dequant_scale()).narrow(0, first / block, rows.div_ceil(block))?,
+        };
+        let (format, contraction) = (codes.format(), Contraction::Cols);
+        let own = Fp8Tensor::from_parts(own, format, granularity, contraction, scale)?;
+        difference += squares(&(own.dequantize(DType::F32)? - &weight)?)?;
+        whole += squares(&weight)?;
+        Ok(())
+    })?;
+    Ok(match whole {
+        0. => 0.,
+        whole => (difference / whole).sqrt() as f32,
+    })
+}

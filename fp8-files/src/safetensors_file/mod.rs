@@ -37,9 +37,19 @@ pub struct SafetensorsFile {
     header: Metadata,
     /// Tensors that are split into pieces, and the pieces, each with the name of the tensor it is part of.
     cut: HashSet<String>,
-    pieces: BTreeMap<String, (TensorInfo, String)>,
+    pieces: BTreeMap<String, CutOut>,
     /// Where the data begins.
     start: u64,
+}
+
+/// A piece with its place in the file.
+#[derive(Debug)]
+struct CutOut {
+    /// Its bytes are from its first row to its last, with the rows between that do not belong to it.
+    info: TensorInfo,
+    step: usize,
+    /// The tensor it is part of.
+    whole: String,
 }
 
 /// A part of a stored tensor that has its own name.
@@ -47,8 +57,10 @@ pub struct SafetensorsFile {
 pub(crate) struct Piece {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
-    /// The index of its first element in the stored tensor; the others follow it there.
+    /// The index of its first element in the stored tensor.
     pub(crate) first: usize,
+    /// Each of its rows is so many rows of the stored tensor after the one before it: 1 where they follow each other.
+    pub(crate) step: usize,
 }
 
 impl SafetensorsFile {
@@ -153,13 +165,25 @@ impl SafetensorsFile {
                 });
             }
             let begin = begin + piece.first * bits / 8;
-            let size = piece.shape.iter().product::<usize>() * bits / 8;
+            let (rows, row) = match piece.shape.as_slice() {
+                [rows, across @ ..] if piece.step > 1 => (*rows, across.iter().product()),
+                shape => (1, shape.iter().product::<usize>()),
+            };
+            let elements = match rows {
+                0 => 0,
+                rows => ((rows - 1) * piece.step + 1) * row,
+            };
             let info = TensorInfo {
                 dtype,
                 shape: piece.shape,
-                data_offsets: (begin, begin + size),
+                data_offsets: (begin, begin + elements * bits / 8),
             };
-            self.pieces.insert(piece.name, (info, name.to_string()));
+            let cut_out = CutOut {
+                info,
+                step: piece.step,
+                whole: name.to_string(),
+            };
+            self.pieces.insert(piece.name, cut_out);
         }
         self.cut.insert(name.to_string());
         Ok(())
@@ -167,7 +191,7 @@ impl SafetensorsFile {
 
     /// The stored tensor of which `name` is a piece, and its shape.
     pub(crate) fn whole(&self, name: &str) -> Option<(&str, &[usize])> {
-        let (_, whole) = self.pieces.get(name)?;
+        let CutOut { whole, .. } = self.pieces.get(name)?;
         Some((whole, &self.header.info(whole)?.shape))
     }
 
@@ -197,7 +221,7 @@ impl SafetensorsFile {
 
     fn find(&self, name: &str) -> Option<&TensorInfo> {
         match self.pieces.get(name) {
-            Some((info, _)) => Some(info),
+            Some(cut_out) => Some(&cut_out.info),
             None if self.cut.contains(name) => None,
             None => self.header.info(name),
         }
@@ -269,13 +293,26 @@ impl SafetensorsFile {
         })
     }
 
+    /// The step from row to row of a piece whose rows do not follow each other; None for any other tensor.
+    fn scattered(&self, name: &str) -> Option<usize> {
+        let step = self.pieces.get(name)?.step;
+        (step > 1).then_some(step)
+    }
+
     /// The bytes of a tensor, as stored.
     ///
     /// # Errors
     /// [`Error::MissingTensor`] if no tensor has that name; [`Error::Read`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         let (begin, end) = self.info(name)?.data_offsets;
-        self.read_range(begin, end)
+        let bytes = self.read_range(begin, end)?;
+        let (Some(step), [rows, ..]) = (self.scattered(name), self.info(name)?.shape.as_slice())
+        else {
+            return Ok(bytes);
+        };
+        let row = bytes.len() / (rows.saturating_sub(1) * step + 1);
+        let rows = bytes.chunks(row.max(1)).step_by(step);
+        Ok(rows.flatten().copied().collect())
     }
 
     /// Some of the bytes of a tensor, by their positions in it; fewer where it ends before.
@@ -343,6 +380,10 @@ impl SafetensorsFile {
     /// As [`SafetensorsFile::bytes`]; [`Error::TensorDType`] for a dtype that candle does not have.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         let info = self.info(name)?;
+        if self.scattered(name).is_some() {
+            let (bytes, dtype) = (self.bytes(name)?, self.candle_dtype(name)?);
+            return Ok(Tensor::from_raw_buffer(&bytes, dtype, &info.shape, device)?);
+        }
         self.read(name, &info.shape, info.data_offsets, device)
     }
 
@@ -362,16 +403,21 @@ impl SafetensorsFile {
             Dtype::U8 => Tensor::from_vec(self.read_range(at.0, at.1)?, shape, device),
             Dtype::U32 => Tensor::from_vec(self.numbers(at, u32::from_le_bytes)?, shape, device),
             Dtype::I64 => Tensor::from_vec(self.numbers(at, i64::from_le_bytes)?, shape, device),
-            dtype => {
-                let dtype = DType::try_from(dtype).map_err(|_| Error::TensorDType {
-                    tensor: name.to_string(),
-                    got: format!("{dtype:?}"),
-                    expected: "a dtype that candle has".into(),
-                })?;
+            _ => {
+                let dtype = self.candle_dtype(name)?;
                 Tensor::from_raw_buffer(&self.read_range(at.0, at.1)?, dtype, shape, device)
             }
         };
         Ok(tensor?)
+    }
+
+    fn candle_dtype(&self, name: &str) -> Result<DType> {
+        let dtype = self.info(name)?.dtype;
+        DType::try_from(dtype).map_err(|_| Error::TensorDType {
+            tensor: name.to_string(),
+            got: format!("{dtype:?}"),
+            expected: "a dtype that candle has".into(),
+        })
     }
 
     fn numbers<T, const SIZE: usize>(

@@ -7,7 +7,10 @@ mod llama;
 
 pub use bert::{Bert, BertActivation, BertConfig, Pooling};
 pub use causal_lm::CausalLm;
-pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
+pub use llama::{
+    ExpertGroups, Llama, LlamaConfig, MlaConfig, MoeConfig, MoeNames, QueryGrowth, RouterScores,
+    Routing,
+};
 
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};
@@ -18,6 +21,10 @@ use std::path::Path;
 
 /// The configuration of a model of any family.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a program has one or two of them"
+)]
 #[non_exhaustive]
 pub enum Config {
     /// Of a language model.
@@ -35,10 +42,13 @@ impl Config {
         }
     }
 
-    /// Number of layers, and the prefix of their tensors' names.
+    /// Number of layers that a file may have, and the prefix of their tensors' names.
     pub(crate) fn layers(&self) -> (usize, &'static str) {
         match self {
-            Self::Llama(config) => (config.num_layers, "model.layers."),
+            Self::Llama(config) => (
+                config.num_layers.saturating_add(config.extra_layers),
+                "model.layers.",
+            ),
             Self::Bert(config) => (config.num_layers, "encoder.layer."),
         }
     }
@@ -65,6 +75,10 @@ impl Config {
 /// # Ok::<(), fp8::models::Error>(())
 /// ```
 #[derive(Debug, Fp8Module)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a program has one or two of them"
+)]
 #[non_exhaustive]
 pub enum Model {
     /// A language model.

@@ -1,11 +1,12 @@
 //! compressed-tensors, the format of llm-compressor and of this library's own exports.
 //!
 //! Groups of layers, each with arguments for weights and for inputs; `input_activations: null` is weight-only. Formats with E4M3 codes
-//! are read: `float-quantized`, `naive-quantized`, `mxfp8-quantized` and mixtures of them.
+//! are read: `float-quantized`, `naive-quantized`, `mxfp8-quantized`, and those with E2M1 codes, `mxfp4-pack-quantized` and
+//! `nvfp4-pack-quantized`; also mixtures of them.
 
 use crate::error::Result;
 use crate::load::at::At;
-use crate::load::family::{Declared, Family, agreed};
+use crate::load::family::{Declared, Family, Global, agreed};
 use crate::load::family_name::FamilyName;
 use crate::load::targets::{Rank, Targets};
 use crate::scheme::InputScheme;
@@ -17,6 +18,9 @@ impl FamilyName {
     pub const COMPRESSED_TENSORS: Self = Self::new("compressed-tensors");
 }
 
+/// The scale of inputs in FP4, which stay in high precision here.
+const FP4_INPUTS: &str = "input_global_scale";
+
 /// The targets of a group, and its key with what it declares.
 type Group = (Targets, (String, Declared));
 
@@ -25,6 +29,8 @@ pub(super) fn parse(at: &At<'_>) -> Result<Family> {
         "float-quantized",
         "naive-quantized",
         "mxfp8-quantized",
+        "mxfp4-pack-quantized",
+        "nvfp4-pack-quantized",
         null,
         "mixed-precision"
     ]))?;
@@ -49,11 +55,16 @@ pub(super) fn parse(at: &At<'_>) -> Result<Family> {
             "float-quantized",
             "naive-quantized",
             "mxfp8-quantized",
+            "mxfp4-pack-quantized",
+            "nvfp4-pack-quantized",
             null
         ]))?;
         let targets = Targets::parse(&targets)?;
-        let weight = weight_granularity(&weights)?;
-        let declared = Declared::new(weight, input_scheme(&group.get("input_activations"))?);
+        let input = input_scheme(&group.get("input_activations"))?;
+        let declared = match weights.get("num_bits").size() {
+            Some(4) => fp4(&weights, input)?,
+            _ => Declared::new(weight_granularity(&weights)?, input),
+        };
         groups.push((targets, (group.key, declared)));
     }
     let ignored = Targets::parse(&at.get("ignore"))?;
@@ -70,8 +81,12 @@ pub(super) fn parse(at: &At<'_>) -> Result<Family> {
         let best = ranked.iter().filter(|(rank, _)| Some(*rank) == best);
         agreed(&source, path, best.map(|(_, entry)| *entry))
     };
-    let name = FamilyName::COMPRESSED_TENSORS;
-    Ok(Family::new(name, Some(at.path), layer))
+    Ok(Family {
+        packed_weights: &["weight_packed"],
+        global_scales: &[("weight_global_scale", Global::Divides)],
+        descriptions: &[FP4_INPUTS],
+        ..Family::new(FamilyName::COMPRESSED_TENSORS, Some(at.path), layer)
+    })
 }
 
 /// Checks that a cache is FP8. Its scales are recognised by their names.
@@ -101,6 +116,10 @@ fn check_none(at: &At<'_>, key: &str) -> Result<()> {
 /// Checks the arguments of weights or inputs: eight bits of floating point, symmetric.
 fn check_type(at: &At<'_>) -> Result<()> {
     at.get("num_bits").must_be(json!([8]))?;
+    check_symmetric_float(at)
+}
+
+fn check_symmetric_float(at: &At<'_>) -> Result<()> {
     at.get("type").must_be(json!(["float"]))?;
     at.get("symmetric").must_be(json!([true, null]))?;
     at.get("actorder").must_be(json!([false, null]))
@@ -146,9 +165,36 @@ fn weight_granularity(at: &At<'_>) -> Result<Granularity> {
     }
 }
 
+/// Weights of E2M1 codes: groups of 32 with scales as bytes (MXFP4), or of 16 with scales in FP8 (NVFP4).
+fn fp4(at: &At<'_>, input: InputScheme) -> Result<Declared> {
+    const EXPECTED: &str = "for 4 bits group of 32 (scales in torch.uint8) or tensor_group of 16 (scales in torch.float8_e4m3fn)";
+    check_symmetric_float(at)?;
+    at.get("dynamic").must_be(json!([false, null]))?;
+    let strategy = at.get("strategy");
+    let scales = at.get("scale_dtype");
+    let is_e4m3 = matches!(
+        scales.value.as_str(),
+        Some("torch.float8_e4m3fn" | "float8_e4m3fn")
+    );
+    match (strategy.value.as_str(), at.get("group_size").size()) {
+        (Some("group") | None, Some(MX_BLOCK)) if scales.is_null() || has_mx_scales(at)? => {
+            Ok(Declared::mxfp4(input))
+        }
+        (Some("tensor_group"), Some(16)) if scales.is_null() || is_e4m3 => {
+            Ok(Declared::nvfp4(input))
+        }
+        _ => Err(at.unsupported(EXPECTED)),
+    }
+}
+
+/// How inputs are scaled. Inputs in FP4 stay in high precision, as on processors without products in FP4.
 fn input_scheme(at: &At<'_>) -> Result<InputScheme> {
     const EXPECTED: &str = "null, tensor (static or dynamic), token (dynamic) or group (dynamic)";
     if at.is_null() {
+        return Ok(InputScheme::None);
+    }
+    if at.get("num_bits").size() == Some(4) {
+        check_symmetric_float(at)?;
         return Ok(InputScheme::None);
     }
     check_type(at)?;

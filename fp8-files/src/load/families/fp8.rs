@@ -1,4 +1,5 @@
-//! `quant_method: "fp8"`: one scale per weight (AutoFP8, vLLM, and Mistral's files for transformers) or blocks (DeepSeek, Qwen).
+//! `quant_method: "fp8"`: one scale per weight (AutoFP8, vLLM, and Mistral's files for transformers) or blocks (DeepSeek, Qwen), with
+//! experts in MXFP4 (DeepSeek-V4).
 
 use super::modules::Modules;
 use crate::error::Result;
@@ -8,6 +9,7 @@ use crate::load::family_name::FamilyName;
 use crate::safetensors_file::{SafetensorsFile, any_name};
 use crate::scheme::InputScheme;
 use fp8_core::{Granularity, MX_BLOCK};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 impl FamilyName {
@@ -21,13 +23,33 @@ impl FamilyName {
     pub const HF_PER_TENSOR: Self = Self::new("fp8 per tensor (Mistral for transformers)");
 }
 
-/// All layers are stored alike. The scales in the file show which layers are FP8; the configuration lists those that are not.
+/// In the paths of the experts that a router chooses.
+const EXPERTS: &str = ".experts.";
+
+/// Whether the experts are in FP4, as in DeepSeek-V4. `expert_dtype` may be outside of the quantization's entries, so where it is not
+/// among them the dtypes of the experts decide.
+fn fp4_experts(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<bool> {
+    let told = at.get("expert_dtype");
+    told.must_be(json!([null, "fp8", "float8_e4m3fn", "fp4"]))?;
+    if !told.is_null() {
+        return Ok(told.value == "fp4");
+    }
+    let is_packed = |file: &&SafetensorsFile| {
+        file.names().any(|name| {
+            name.contains(EXPERTS)
+                && name.ends_with(".weight")
+                && matches!(file.dtype(&name), Some(Dtype::I8 | Dtype::U8))
+        })
+    };
+    Ok(files.iter().any(is_packed))
+}
+
+/// All layers but FP4 experts are stored alike. The scales in the file show which layers are FP8; the configuration lists those that are not.
 pub(super) fn parse(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<Family> {
     let inverse = any_name(files, |name| name.ends_with(".weight_scale_inv"));
     at.get("fmt")
         .must_be(json!([null, "e4m3", "float8_e4m3fn"]))?;
-    at.get("expert_dtype")
-        .must_be(json!([null, "fp8", "float8_e4m3fn"]))?;
+    let experts = fp4_experts(at, files)?;
     let scale_fmt = at.get("scale_fmt");
     scale_fmt.must_be(json!([null, "float", "fp32", "ue8m0"]))?;
     let block = at.get("weight_block_size");
@@ -57,8 +79,15 @@ pub(super) fn parse(at: &At<'_>, files: &[&SafetensorsFile]) -> Result<Family> {
         (None, false) => FamilyName::AUTO_FP8,
     };
     let modules = Modules::lenient(at, &["ignored_layers", "modules_to_not_convert"])?;
-    let layer = move |path: &str| Ok((!modules.name(path)).then_some(declared));
+    let layer = move |path: &str| {
+        let declared = match path.contains(EXPERTS) && experts {
+            true => Declared::mxfp4(declared.input.unwrap_or(InputScheme::None)),
+            false => declared,
+        };
+        Ok((!modules.name(path)).then_some(declared))
+    };
     Ok(Family {
+        packed_weights: if experts { &["weight"] } else { &[] },
         weight_scales: match name {
             FamilyName::FP8_BLOCKS => &["weight_scale_inv", "weight_scale", "scale"],
             FamilyName::HF_PER_TENSOR => &["weight_scale_inv", "weight_scale"],

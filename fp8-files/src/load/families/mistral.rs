@@ -17,11 +17,17 @@ impl FamilyName {
 }
 
 /// Modules in a layer: Mistral's names and those of transformers.
-const MODULES: [(&str, &str); 15] = [
+const MODULES: [(&str, &str); 22] = [
     ("attention.wq", "self_attn.q_proj"),
     ("attention.wk", "self_attn.k_proj"),
     ("attention.wv", "self_attn.v_proj"),
     ("attention.wo", "self_attn.o_proj"),
+    ("attention.wq_a", "self_attn.q_a_proj"),
+    ("attention.q_a_norm", "self_attn.q_a_layernorm"),
+    ("attention.wq_b", "self_attn.q_b_proj"),
+    ("attention.wkv_a_with_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attention.kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attention.wkv_b", "self_attn.kv_b_proj"),
     ("attention", "self_attn"),
     ("attention_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
@@ -30,6 +36,7 @@ const MODULES: [(&str, &str); 15] = [
     ("feed_forward.w3", "mlp.up_proj"),
     ("feed_forward.experts", "block_sparse_moe.experts"),
     ("feed_forward.gate", "block_sparse_moe.gate"),
+    ("shared_experts", "block_sparse_moe.shared_experts"),
     ("experts", "block_sparse_moe.experts"),
     ("gate", "block_sparse_moe.gate"),
     ("feed_forward", "mlp"),
@@ -49,9 +56,19 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     let method = quantization.get("quant_method");
     if !method.is_null() {
         method.must_be(json!(["compressed-tensors"]))?;
-        let inner = compressed_tensors::parse(&quantization)?;
-        let layer = move |path: &str| (inner.layer)(&native(path));
-        return Ok(family(at, heads, layer));
+        let Family {
+            packed_weights,
+            global_scales,
+            descriptions,
+            layer,
+            ..
+        } = compressed_tensors::parse(&quantization)?;
+        return Ok(Family {
+            packed_weights,
+            global_scales,
+            descriptions,
+            ..family(at, heads, move |path: &str| layer(&native(path)))
+        });
     }
     let declared = match quantization.is_null() {
         true => None,
@@ -176,6 +193,14 @@ mod tests {
             (
                 "layers.3.attention.k_fake_quantizer.qscale_act",
                 "model.layers.3.self_attn.k_fake_quantizer.qscale_act",
+            ),
+            (
+                "layers.3.attention.wkv_a_with_mqa.weight",
+                "model.layers.3.self_attn.kv_a_proj_with_mqa.weight",
+            ),
+            (
+                "layers.3.shared_experts.w2.qscale_weight",
+                "model.layers.3.block_sparse_moe.shared_experts.w2.qscale_weight",
             ),
             ("tok_embeddings.weight", "model.embed_tokens.weight"),
             ("norm.weight", "model.norm.weight"),

@@ -8,6 +8,7 @@ mod mistral;
 mod mlx;
 mod modelopt;
 mod modules;
+mod mxfp4;
 mod quark;
 mod torchao;
 mod unconfigured;
@@ -33,9 +34,11 @@ const METHODS: &[(&str, Parse)] = &[
     ("compressed-tensors", |at, _| compressed_tensors::parse(at)),
     ("fp8", fp8::parse),
     ("mxfp8", fp8::parse),
+    ("mxfp4", |at, _| mxfp4::parse(at)),
     ("modelopt", |at, _| modelopt(at)),
     ("modelopt_fp8", |at, _| modelopt(at)),
     ("modelopt_mxfp8", |at, _| modelopt(at)),
+    ("modelopt_fp4", |at, _| modelopt(at)),
     ("modelopt_mixed", |at, _| modelopt(at)),
     ("fbgemm_fp8", |at, _| fbgemm::parse(at)),
     ("torchao", |at, files| torchao(Some(at), files)),

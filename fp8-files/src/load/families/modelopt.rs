@@ -3,7 +3,7 @@
 use super::modules::Modules;
 use crate::error::Result;
 use crate::load::at::At;
-use crate::load::family::{Declared, Family};
+use crate::load::family::{Declared, Family, Global};
 use crate::load::family_name::FamilyName;
 use crate::scheme::InputScheme;
 use fp8_core::Granularity;
@@ -46,13 +46,16 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     };
     Ok(Family {
         weight_scales: &["weight_scale", "weight_scale_inv"],
+        packed_weights: &["weight"],
+        global_scales: &[("weight_scale_2", Global::Multiplies)],
         ..Family::new(FamilyName::MODEL_OPT, Some(at.path), layer)
     })
 }
 
 /// What the name of an algorithm declares, in any case.
 fn declared(algo: &At<'_>) -> Result<Declared> {
-    const EXPECTED: &str = "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, MXFP8 or MIXED_PRECISION";
+    const EXPECTED: &str = "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, MXFP8, \
+         NVFP4, W4A16_NVFP4 or MIXED_PRECISION";
     let name = algo.text(EXPECTED)?.to_ascii_lowercase();
     Ok(match name.as_str() {
         "fp8" => Declared::new(Granularity::Tensorwise, InputScheme::Static(())),
@@ -64,6 +67,8 @@ fn declared(algo: &At<'_>) -> Result<Declared> {
             Declared::new(Granularity::Blockwise { rows, cols }, InputScheme::None)
         }
         "mxfp8" => Declared::new(Granularity::Mx, InputScheme::DynamicMx),
+        // Inputs in FP4 stay in high precision, as on processors without products in FP4.
+        "nvfp4" | "w4a16_nvfp4" => Declared::nvfp4(InputScheme::None),
         _ => return Err(algo.unsupported(EXPECTED)),
     })
 }

@@ -34,16 +34,16 @@ fn unsupported_formats() {
             ],
         ),
         case(
-            "NVFP4",
-            compressed(json!({"format": "nvfp4-pack-quantized"})),
+            "MXFP6",
+            compressed(json!({"format": "mxfp6-pack-quantized"})),
             tensors(),
-            &["format", "nvfp4-pack-quantized"],
+            &["format", "mxfp6-pack-quantized"],
         ),
         case(
-            "MXFP4",
-            compressed(json!({"format": "mxfp4-pack-quantized"})),
+            "packed integers",
+            compressed(json!({"format": "pack-quantized"})),
             tensors(),
-            &["format", "mxfp4-pack-quantized"],
+            &["format", "pack-quantized"],
         ),
         case(
             "integers",
@@ -70,10 +70,10 @@ fn unsupported_formats() {
             &["kv_cache_scheme.type", "int"],
         ),
         case(
-            "NVFP4 of ModelOpt",
-            modelopt(json!("NVFP4")),
+            "NVFP4 with AWQ of ModelOpt",
+            modelopt(json!("NVFP4_AWQ")),
             tensors(),
-            &["quant_algo", "NVFP4"],
+            &["quant_algo", "NVFP4_AWQ"],
         ),
         case(
             "W4A8 of ModelOpt",
@@ -88,12 +88,12 @@ fn unsupported_formats() {
             &["quant_algo", "null"],
         ),
         case(
-            "NVFP4 among others",
+            "integers among others",
             quantized(
-                json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"fc": {"quant_algo": "NVFP4"}}}),
+                json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"fc": {"quant_algo": "INT8"}}}),
             ),
             tensors(),
-            &["quantized_layers.fc.quant_algo", "NVFP4"],
+            &["quantized_layers.fc.quant_algo", "INT8"],
         ),
         case(
             "packed tensors",
@@ -141,10 +141,10 @@ fn unsupported_formats() {
             &["fmt", "e5m2"],
         ),
         case(
-            "FP4 experts",
-            blocks(json!({"expert_dtype": "fp4"})),
+            "experts of integers",
+            blocks(json!({"expert_dtype": "int4"})),
             tensors(),
-            &["expert_dtype", "fp4"],
+            &["expert_dtype", "int4"],
         ),
         case(
             "static blocks",

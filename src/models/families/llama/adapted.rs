@@ -11,7 +11,8 @@ impl Layer {
             Feedforward::Dense(mlp) => mlp.projections().collect(),
             Feedforward::Mixture(moe) => moe.projections().collect(),
         };
-        self.attention.projections().chain(feedforward).collect()
+        let attention = self.attention.projections();
+        attention.into_iter().chain(feedforward).collect()
     }
 
     fn freeze(&mut self) {

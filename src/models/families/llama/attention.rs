@@ -1,59 +1,14 @@
 //! Self-attention of a layer.
 
 use super::LlamaConfig;
+use super::causal::{Call, Scores, per_call};
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::models::layers::{KvScales, LayerCache, Projection, Rows, file_has, masked_attention};
+use crate::models::layers::{KvScales, LayerCache, Projection, file_has};
 use crate::nn::{RmsNorm, VarBuilder, linear_b, rms_norm};
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
-
-/// What attention needs for a part of a batch.
-#[derive(Clone)]
-pub(super) struct Call {
-    /// Which part.
-    pub(super) part: Part,
-    /// Cosines and sines of the new tokens.
-    pub(super) rope: (Tensor, Tensor),
-}
-
-/// A part of a batch that attention looks at by itself.
-#[derive(Clone, Copy)]
-pub(super) enum Part {
-    /// Rows that have seen the same number of tokens.
-    Rows(Rows),
-    /// Some tokens of all rows: a document among others that are packed into the same row.
-    Tokens { start: usize, count: usize },
-}
-
-impl Part {
-    /// The dimension of `[batch, tokens, ..]` that parts divide.
-    fn dim(self) -> usize {
-        match self {
-            Self::Rows(_) => 0,
-            Self::Tokens { .. } => 1,
-        }
-    }
-
-    /// Start and length along that dimension.
-    fn span(self) -> (usize, usize) {
-        match self {
-            Self::Rows(Rows { start, count, .. }) | Self::Tokens { start, count } => (start, count),
-        }
-    }
-
-    /// Tokens in the cache before the new ones.
-    fn seen(self) -> usize {
-        match self {
-            Self::Rows(rows) => rows.seen,
-            Self::Tokens { .. } => 0,
-        }
-    }
-}
-
-/// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
-const FEW_TOKENS: usize = 8;
 
 #[derive(Debug, Clone, Fp8Module)]
 pub(super) struct Attention {
@@ -124,20 +79,9 @@ impl Attention {
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
         let qkv = self.qkv.forward::<3>(x)?;
-        let y = match calls {
-            [call] => self.attend(&qkv, call, cache)?,
-            calls => {
-                let dim = calls.first().map_or(0, |call| call.part.dim());
-                let parts = calls.iter().map(|call| {
-                    let (start, count) = call.part.span();
-                    let [q, k, v] = &qkv;
-                    let part = |x: &Tensor| x.narrow(dim, start, count);
-                    let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
-                    self.attend(&[part(q)?, part(k)?, part(v)?], call, cache.as_ref())
-                });
-                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, dim)?
-            }
-        };
+        let y = per_call(&qkv, calls, cache, |qkv, call, cache| {
+            self.attend(qkv, call, cache)
+        })?;
         Ok(self.output.forward(&y)?)
     }
 
@@ -149,7 +93,6 @@ impl Attention {
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
         let (batch, tokens, _) = q.dims3()?;
-        let seen = call.part.seen();
         let Sizes {
             heads,
             kv_heads,
@@ -161,24 +104,11 @@ impl Attention {
         let v = v
             .reshape((batch, tokens, kv_heads, head_dim))?
             .transpose(1, 2)?;
-        let scale = 1. / (head_dim as f64).sqrt();
-        let y = match cache {
-            None => self.over(&q, &k, &v, scale)?,
-            Some(cache) => {
-                cache.append(&k, &v, seen)?;
-                let keys = seen + tokens;
-                let windowed = self.sizes.window.is_some_and(|window| keys > window);
-                if tokens <= FEW_TOKENS && !windowed {
-                    cache.attention(&q, keys, scale)?
-                } else {
-                    let (k, v) = match seen == 0 && !cache.is_lossy(k.dtype()) {
-                        true => (k, v),
-                        false => cache.values(keys, q.dtype())?,
-                    };
-                    self.over(&q, &k, &v, scale)?
-                }
-            }
+        let scores = Scores {
+            scale: 1. / (head_dim as f64).sqrt(),
+            window: self.sizes.window,
         };
+        let y = scores.attend([q, k, v], call.part.seen(), cache)?;
         let y = y.transpose(1, 2)?;
         Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
@@ -212,21 +142,6 @@ impl Attention {
         let rest = x.narrow(3, rotated, head_dim - rotated)?;
         Ok(Tensor::cat(&[first, rest.contiguous()?], 3)?)
     }
-
-    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
-    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
-        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
-        match self.sizes.window {
-            Some(window) if keys > window => {
-                let mask = window_mask(tokens, keys, window, q.device())?;
-                masked_attention(q, k, v, &mask, scale)
-            }
-            _ => {
-                let options = ops::AttentionOptions::default().with_causal(true);
-                Ok(ops::attention(q, k, v, options.with_softmax_scale(scale))?)
-            }
-        }
-    }
 }
 
 /// Reads `self_attn.k_scale` and `v_scale`: one number each, or one per head.
@@ -242,17 +157,4 @@ fn kv_scales(vb: &VarBuilder<'_>) -> Result<Option<KvScales>> {
         (Some(k), Some(v)) => Some(KvScales::new(k, v)),
         _ => None,
     })
-}
-
-/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
-fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
-    let values: Vec<f32> = (keys - tokens..keys)
-        .flat_map(|query| {
-            (0..keys).map(move |key| match key <= query && key + window > query {
-                true => 0.,
-                false => f32::NEG_INFINITY,
-            })
-        })
-        .collect();
-    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
 }

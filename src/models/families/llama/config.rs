@@ -1,5 +1,6 @@
 //! The configuration of Llama-like models, from `config.json`.
 
+use super::{MlaConfig, MoeConfig};
 use crate::models::error::Result;
 use crate::models::files::Entries;
 use crate::models::layers::{RopeConfig, RopeScaling};
@@ -58,37 +59,14 @@ pub struct LlamaConfig {
     pub eos_token_ids: Vec<u32>,
     /// The mixture of experts, if there is one.
     pub moe: Option<MoeConfig>,
+    /// Latent attention, if the model has it; [`LlamaConfig::head_dim`] is then that of the cache.
+    pub mla: Option<MlaConfig>,
+    /// Layers that a file may have after those of the model, which predict further tokens and are not loaded.
+    pub extra_layers: usize,
 }
 
-/// The experts of a mixture.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct MoeConfig {
-    /// Experts in a layer.
-    pub num_experts: usize,
-    /// Experts that each token is routed to.
-    pub experts_per_token: usize,
-    /// Inner features of an expert.
-    pub intermediate_size: usize,
-    /// Whether the weights of a token's experts are normalized to sum to 1.
-    pub normalize: bool,
-    /// How tensors are named.
-    pub names: MoeNames,
-    /// Layers that have a dense MLP instead.
-    pub dense_layers: Vec<usize>,
-}
-
-/// Names of a mixture's tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MoeNames {
-    /// `block_sparse_moe.gate`, `block_sparse_moe.experts.E.w1` (gate), `w3` (up), `w2` (down).
-    Mixtral,
-    /// `mlp.gate`, `mlp.experts.E.gate_proj`, `up_proj`, `down_proj`.
-    Qwen,
-}
-
-const TYPES: &str = "llama, mistral, qwen2, qwen3, phi3, mixtral or qwen3_moe";
+const TYPES: &str =
+    "llama, mistral, qwen2, qwen3, phi3, mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or mistral4";
 
 impl LlamaConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
@@ -103,34 +81,47 @@ impl LlamaConfig {
         let is_qwen = match kind {
             "qwen2" | "qwen3" | "qwen3_moe" => true,
             "llama" | "mistral" | "phi3" | "mixtral" => false,
+            "deepseek_v2" | "deepseek_v3" | "mistral4" => false,
             _ => return Err(config.error("model_type", TYPES)),
         };
         let hidden_size = config.size("hidden_size", None)?;
-        let (num_heads, num_kv_heads) =
+        let (num_heads, mut num_kv_heads) =
             heads(&config, "num_attention_heads", "num_key_value_heads")?;
-        let head_dim = match config.get("head_dim") {
-            Some(_) => config.size("head_dim", None)?,
-            None if hidden_size % num_heads == 0 => hidden_size / num_heads,
-            None => {
+        let mla = match kind {
+            "deepseek_v2" | "deepseek_v3" | "mistral4" => Some(MlaConfig::parse(&config, kind)?),
+            _ => None,
+        };
+        let head_dim = match (&mla, config.get("head_dim")) {
+            (Some(mla), _) => mla.cached_dim(),
+            (None, Some(_)) => config.size("head_dim", None)?,
+            (None, None) if hidden_size % num_heads == 0 => hidden_size / num_heads,
+            (None, None) => {
                 let expected = format!("a multiple of the {num_heads} attention heads");
                 return Err(config.error("hidden_size", expected));
             }
+        };
+        let rope = match &mla {
+            None => RopeConfig::parse(&config, head_dim, theta(kind))?,
+            Some(mla) => latent_rope(&config, mla, kind)?,
         };
         if !matches!(config.text("hidden_act", "silu")?, "silu" | "swish") {
             return Err(config.error("hidden_act", "silu"));
         }
         let attention_bias = config.flag("attention_bias", kind == "qwen2")?;
         // What transformers assumes where the file says nothing.
-        let (eps, theta) = match kind {
-            "mixtral" => (1e-5, 1e6),
-            "phi3" => (1e-5, 1e4),
-            _ => (1e-6, 1e4),
+        let eps = match kind {
+            "mixtral" | "phi3" => 1e-5,
+            _ => 1e-6,
         };
         let num_layers = config.size_up_to(MAX_LAYERS, "num_hidden_layers", None)?;
-        let sliding_windows = match !is_qwen || config.flag("use_sliding_window", false)? {
-            true => sliding_windows(&config, kind, num_layers)?,
-            false => vec![None; num_layers],
-        };
+        if mla.is_some() {
+            num_kv_heads = num_heads;
+        }
+        let sliding_windows =
+            match !is_qwen && mla.is_none() || config.flag("use_sliding_window", false)? {
+                true => sliding_windows(&config, kind, num_layers)?,
+                false => vec![None; num_layers],
+            };
         Ok(Self {
             vocab_size: config.size("vocab_size", None)?,
             hidden_size,
@@ -140,7 +131,7 @@ impl LlamaConfig {
             num_kv_heads,
             head_dim,
             rms_norm_eps: config.positive("rms_norm_eps", eps)?,
-            rope: RopeConfig::parse(&config, head_dim, theta)?,
+            rope,
             qkv_bias: attention_bias,
             output_bias: attention_bias && kind != "qwen2",
             mlp_bias: config.flag("mlp_bias", false)?,
@@ -150,6 +141,11 @@ impl LlamaConfig {
             max_position_embeddings: config.size("max_position_embeddings", 2048)?,
             eos_token_ids: config.token_ids("eos_token_id")?,
             moe: MoeConfig::parse(&config, kind, num_layers)?,
+            extra_layers: match kind {
+                "deepseek_v3" => config.count("num_nextn_predict_layers")?.unwrap_or(1),
+                _ => 0,
+            },
+            mla,
         })
     }
 
@@ -165,6 +161,27 @@ impl LlamaConfig {
                 factor, original, ..
             } => stretched(*original, *factor),
             _ => Some(most),
+        }
+    }
+}
+
+/// The base of rotary positions that transformers assumes where the file says nothing.
+fn theta(kind: &str) -> f64 {
+    if kind == "mixtral" { 1e6 } else { 1e4 }
+}
+
+/// The rotation of the part of a head that has positions.
+fn latent_rope(config: &Entries<'_>, mla: &MlaConfig, kind: &str) -> Result<RopeConfig> {
+    let whole = match kind {
+        "mistral4" => mla.plain_dim + mla.rotated_dim,
+        _ => mla.rotated_dim,
+    };
+    let rope = RopeConfig::parse(config, whole, theta(kind))?;
+    match rope.dim == mla.rotated_dim {
+        true => Ok(rope),
+        false => {
+            let expected = format!("{}, the features that are rotated", rope.dim);
+            Err(config.error("qk_rope_head_dim", expected))
         }
     }
 }
@@ -215,45 +232,4 @@ fn sliding_windows(
     Ok((0..num_layers)
         .map(|layer| (layer >= first).then_some(window))
         .collect())
-}
-
-impl MoeConfig {
-    fn parse(config: &Entries<'_>, kind: &str, num_layers: usize) -> Result<Option<Self>> {
-        // The defaults of transformers.
-        let (names, experts, per_token) = match kind {
-            "mixtral" => (MoeNames::Mixtral, 8, 2),
-            "qwen3_moe" => (MoeNames::Qwen, 128, 8),
-            _ => return Ok(None),
-        };
-        let num_experts = num_experts(config, experts)?;
-        let (intermediate, normalize, listed) = match names {
-            MoeNames::Mixtral => ("intermediate_size", true, vec![]),
-            MoeNames::Qwen => (
-                "moe_intermediate_size",
-                config.flag("norm_topk_prob", false)?,
-                config.token_ids("mlp_only_layers")?,
-            ),
-        };
-        let mut dense_layers: Vec<_> = listed.into_iter().map(|layer| layer as usize).collect();
-        let step = config.size("decoder_sparse_step", 1)?;
-        dense_layers.extend((0..num_layers).filter(|layer| (layer + 1) % step != 0));
-        Ok(Some(Self {
-            num_experts,
-            experts_per_token: config.size_up_to(num_experts, "num_experts_per_tok", per_token)?,
-            intermediate_size: config.size(intermediate, None)?,
-            normalize,
-            names,
-            dense_layers,
-        }))
-    }
-}
-
-/// transformers 5 writes `num_local_experts` for every mixture; earlier versions wrote `num_experts` for Qwen.
-fn num_experts(config: &Entries<'_>, default: usize) -> Result<usize> {
-    let (new, old) = ("num_local_experts", "num_experts");
-    let count = config.size(old, config.size(new, default)?)?;
-    if config.size(new, count)? != count {
-        return Err(config.error(new, format!("{count}, as {old} says")));
-    }
-    Ok(count)
 }

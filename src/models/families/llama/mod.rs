@@ -1,39 +1,88 @@
-//! Llama and its relatives: Mistral, Qwen2, Qwen3, Phi-3, and the mixtures Mixtral and Qwen3-MoE.
+//! Llama and its relatives: Mistral, Qwen2, Qwen3, Phi-3, and the mixtures Mixtral and Qwen3-MoE; with latent attention DeepSeek-V2,
+//! DeepSeek-V3 and Mistral 4.
 
 mod adapted;
 mod attention;
+mod causal;
 mod config;
 mod head;
 mod joint;
+mod latent;
+mod mla_config;
 mod mlp;
 mod moe;
+mod moe_config;
 mod params;
+mod router;
 mod training;
 
-pub use config::{LlamaConfig, MoeConfig, MoeNames};
+pub use config::LlamaConfig;
+pub use mla_config::{MlaConfig, QueryGrowth};
+pub use moe_config::{ExpertGroups, MoeConfig, MoeNames, RouterScores, Routing};
 
 use super::causal_lm::CausalLm;
 use crate::models::adapters::Adapters;
 use crate::models::error::{Error, Result};
-use crate::models::layers::{KvCache, KvScales, KvSizes, LayerCache, Rows, in_pool, token_rows};
+use crate::models::layers::{
+    KvCache, KvScales, KvSizes, LayerCache, Projection, Rows, in_pool, token_rows,
+};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
-use attention::{Attention, Call, Part};
+use attention::Attention;
 use candle_core::{DType, Device, Module, Tensor};
+use causal::{Call, Part};
 use fp8_recipes::Fp8Module;
 use head::Head;
+use latent::LatentAttention;
 use mlp::Mlp;
 use moe::Moe;
 
 #[derive(Debug, Clone, Fp8Module)]
 enum Feedforward {
     Dense(Mlp),
-    Mixture(Moe),
+    Mixture(Box<Moe>),
+}
+
+#[derive(Debug, Clone, Fp8Module)]
+enum SelfAttention {
+    Heads(Attention),
+    Latent(LatentAttention),
+}
+
+impl SelfAttention {
+    fn new(config: &LlamaConfig, index: usize, vb: VarBuilder<'_>) -> Result<Self> {
+        Ok(match &config.mla {
+            None => Self::Heads(Attention::new(config, index, vb)?),
+            Some(mla) => Self::Latent(LatentAttention::new(config, mla, vb)?),
+        })
+    }
+
+    fn projections(&mut self) -> Vec<&mut Projection> {
+        match self {
+            Self::Heads(attention) => attention.projections().collect(),
+            Self::Latent(attention) => attention.projections().collect(),
+        }
+    }
+
+    fn freeze(&mut self) {
+        match self {
+            Self::Heads(attention) => attention.freeze(),
+            Self::Latent(attention) => attention.freeze(),
+        }
+    }
+
+    /// dequant_scales of keys and values, if the file has them.
+    fn scales(&self) -> Option<KvScales> {
+        match self {
+            Self::Heads(attention) => attention.scales.clone(),
+            Self::Latent(_) => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Fp8Module)]
 struct Layer {
     input_norm: RmsNorm,
-    attention: Attention,
+    attention: SelfAttention,
     post_norm: RmsNorm,
     feedforward: Feedforward,
 }
@@ -43,7 +92,7 @@ impl Layer {
         let norm = |name: &str| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
         let feedforward = match &config.moe {
             Some(moe) if !moe.dense_layers.contains(&index) => {
-                Feedforward::Mixture(Moe::new(config, moe, vb.clone())?)
+                Feedforward::Mixture(Moe::new(config, moe, vb.clone())?.into())
             }
             _ => {
                 let sizes = (config.hidden_size, config.intermediate_size);
@@ -52,16 +101,18 @@ impl Layer {
         };
         Ok(Self {
             input_norm: norm("input_layernorm")?,
-            attention: Attention::new(config, index, vb.pp("self_attn"))?,
+            attention: SelfAttention::new(config, index, vb.pp("self_attn"))?,
             post_norm: norm("post_attention_layernorm")?,
             feedforward,
         })
     }
 
     fn forward(&self, x: &Tensor, calls: &[Call], cache: Option<&LayerCache>) -> Result<Tensor> {
-        let attended = self
-            .attention
-            .forward(&self.input_norm.forward(x)?, calls, cache)?;
+        let normed = self.input_norm.forward(x)?;
+        let attended = match &self.attention {
+            SelfAttention::Heads(attention) => attention.forward(&normed, calls, cache)?,
+            SelfAttention::Latent(attention) => attention.forward(&normed, calls, cache)?,
+        };
         let x = (x + attended)?;
         let normed = self.post_norm.forward(&x)?;
         let y = match &self.feedforward {
@@ -187,7 +238,7 @@ impl Llama {
     /// If there is no memory for it, or a layer has neither one scale nor one per head.
     pub fn new_fp8_cache(&self, batch: usize, capacity: usize) -> Result<Option<KvCache>> {
         let layers = self.layers.iter();
-        let scales: Vec<_> = layers.map(|layer| layer.attention.scales.clone()).collect();
+        let scales: Vec<_> = layers.map(|layer| layer.attention.scales()).collect();
         match scales.iter().all(Option::is_some) {
             true => self.cache(batch, capacity, scales).map(Some),
             false => Ok(None),

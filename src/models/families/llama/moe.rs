@@ -1,21 +1,21 @@
 //! A mixture of experts in place of an MLP.
 
 use super::mlp::{self, Mlp};
+use super::router::{Chosen, Router};
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
 use crate::models::layers::Projection;
-use crate::nn::{NamedTensor, VarBuilder};
-use candle_core::{D, DType, Tensor};
-use fp8_candle::ops;
+use crate::nn::VarBuilder;
+use candle_core::{D, Tensor};
 use fp8_recipes::Fp8Module;
 
 /// Experts, and a router that chooses a few of them for each token. The router stays in high precision.
 #[derive(Debug, Clone, Fp8Module)]
 pub(super) struct Moe {
-    router: NamedTensor,
+    router: Router,
     experts: Vec<Mlp>,
-    #[fp8(skip)]
-    config: MoeConfig,
+    /// Computes for every token.
+    shared: Option<Mlp>,
 }
 
 impl Moe {
@@ -32,52 +32,42 @@ impl Moe {
             _ => ("mlp", mlp::NAMES),
         };
         let vb = layer.pp(folder);
-        let gate = vb.pp("gate");
-        let router = gate.get((moe.num_experts, config.hidden_size), "weight")?;
         let sizes = (config.hidden_size, moe.intermediate_size);
         let experts =
             (0..moe.num_experts).map(|i| Mlp::new(sizes, false, names, vb.pp("experts").pp(i)));
+        let shared = moe.shared_size.map(|size| {
+            let sizes = (config.hidden_size, size);
+            Mlp::new(sizes, false, names, vb.pp("shared_experts"))
+        });
         Ok(Self {
-            router: NamedTensor::new(format!("{}.weight", gate.prefix()), router),
+            router: Router::new(config.hidden_size, moe, &vb.pp("gate"))?,
             experts: experts.collect::<Result<_>>()?,
-            config: moe.clone(),
+            shared: shared.transpose()?,
         })
     }
 
     pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Projection> {
-        self.experts.iter_mut().flat_map(Mlp::projections)
+        let all = self.experts.iter_mut().chain(&mut self.shared);
+        all.flat_map(Mlp::projections)
     }
 
     /// Takes the gradient from the router.
     pub(super) fn freeze(&mut self) {
-        self.router = NamedTensor::new(self.router.path(), self.router.tensor().detach());
+        self.router.freeze();
     }
 
     /// x: `[batch, tokens, hidden]`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let dims = x.dims();
         let x = x.reshape(((), x.dim(D::Minus1)?))?;
-        let router = self.router.tensor().to_dtype(x.dtype())?;
-        let logits = x.matmul(&router.t()?)?.to_dtype(DType::F32)?;
-        let p = ops::softmax_last_dim(&logits)?;
-        let chosen: Vec<Vec<u32>> = p
-            .detach()
-            .to_vec2::<f32>()?
-            .iter()
-            .map(|p| largest(p, self.config.experts_per_token))
-            .collect();
-        let count = (chosen.len(), self.config.experts_per_token);
-        let flat: Vec<u32> = chosen.iter().flatten().copied().collect();
-        let indexes = Tensor::from_vec(flat, count, x.device())?;
-        // [rows, experts per token], part of the graph.
-        let mut weights = p.gather(&indexes, D::Minus1)?;
-        if self.config.normalize {
-            weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
-        }
+        let Chosen { experts, weights } = self.router.choose(&x)?;
         let weights = weights.to_dtype(x.dtype())?.flatten_all()?;
-        let mut y = x.zeros_like()?;
+        let mut y = match &self.shared {
+            Some(shared) => shared.forward(&x)?,
+            None => x.zeros_like()?,
+        };
         for (e, expert) in self.experts.iter().enumerate() {
-            let places = chosen.iter().enumerate().flat_map(|(row, chosen)| {
+            let places = experts.iter().enumerate().flat_map(|(row, chosen)| {
                 let hits = chosen.iter().enumerate().filter(|(_, i)| **i as usize == e);
                 hits.map(move |(slot, _)| (row as u32, (row * chosen.len() + slot) as u32))
             });
@@ -92,32 +82,5 @@ impl Moe {
             y = y.index_add(&rows, &out.broadcast_mul(&weight)?, 0)?;
         }
         Ok(y.reshape(dims)?)
-    }
-}
-
-/// Indexes of the `count` largest values, in descending order; equal values in order of index. NaN counts as the smallest.
-fn largest(values: &[f32], count: usize) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..values.len() as u32).collect();
-    let key = |i: &u32| {
-        let value = values[*i as usize];
-        if value.is_nan() {
-            f32::NEG_INFINITY
-        } else {
-            value
-        }
-    };
-    order.sort_by(|a, b| key(b).total_cmp(&key(a)));
-    order.truncate(count);
-    order
-}
-
-#[cfg(test)]
-mod tests {
-    use super::largest;
-
-    #[test]
-    fn the_largest_come_first() {
-        assert_eq!(largest(&[0.1, 0.5, f32::NAN, 0.5], 3), [1, 3, 0]);
-        assert_eq!(largest(&[0.1], 1), [0]);
     }
 }

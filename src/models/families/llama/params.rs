@@ -1,7 +1,7 @@
 //! The configuration in Mistral's own `params.json`.
 
 use super::config::{MAX_LAYERS, heads};
-use super::{LlamaConfig, MoeConfig, MoeNames};
+use super::{LlamaConfig, MlaConfig, MoeConfig, MoeNames, Routing};
 use crate::models::error::Result;
 use crate::models::files::Entries;
 use crate::models::layers::{RopeConfig, RopeScaling};
@@ -22,9 +22,24 @@ impl LlamaConfig {
         let hidden_size = params.size("dim", None)?;
         let num_layers = params.size_up_to(MAX_LAYERS, "n_layers", None)?;
         let (num_heads, num_kv_heads) = heads(&params, "n_heads", "n_kv_heads")?;
-        let head_dim = params.size("head_dim", (hidden_size / num_heads).max(1))?;
-        if !head_dim.is_multiple_of(2) {
-            return Err(params.error("head_dim", "an even number"));
+        let mla = match params.get("qk_nope_head_dim") {
+            None => None,
+            Some(_) => Some(MlaConfig::parse_params(&params)?),
+        };
+        let (head_dim, rotated) = match &mla {
+            Some(mla) => (mla.cached_dim(), mla.rotated_dim),
+            None => {
+                let head_dim = params.size("head_dim", (hidden_size / num_heads).max(1))?;
+                (head_dim, head_dim)
+            }
+        };
+        if !rotated.is_multiple_of(2) {
+            let key = if mla.is_some() {
+                "qk_rope_head_dim"
+            } else {
+                "head_dim"
+            };
+            return Err(params.error(key, "an even number"));
         }
         let intermediate_size = params.size("hidden_dim", None)?;
         let positions = params.size("max_seq_len", POSITIONS)?;
@@ -35,10 +50,14 @@ impl LlamaConfig {
             intermediate_size,
             num_layers,
             num_heads,
-            num_kv_heads,
+            num_kv_heads: if mla.is_some() {
+                num_heads
+            } else {
+                num_kv_heads
+            },
             head_dim,
             rms_norm_eps: params.positive("norm_eps", 1e-5)?,
-            rope: rope(&params, head_dim, positions)?,
+            rope: rope(&params, rotated, positions)?,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
@@ -48,22 +67,26 @@ impl LlamaConfig {
             max_position_embeddings: positions,
             eos_token_ids: vec![],
             moe: mixture(&params, intermediate_size, num_layers)?,
+            mla,
+            extra_layers: 0,
         })
     }
 }
 
 /// Rejects unsupported entries that would change what the model computes.
 fn refuse_others(params: &Entries<'_>) -> Result<()> {
-    for key in [
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "v_head_dim",
-        "llama_4_scaling",
-        "ada_rms_norm_t_cond",
-    ] {
-        params.only(key, Value::Null)?;
+    params.only("ada_rms_norm_t_cond", Value::Null)?;
+    // All of them belong to latent attention.
+    if params.get("qk_nope_head_dim").is_none() {
+        for key in [
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_rope_head_dim",
+            "v_head_dim",
+            "llama_4_scaling",
+        ] {
+            params.only(key, Value::Null)?;
+        }
     }
     params.only("model_type", "transformer")?;
     params.only("activation", "silu")?;
@@ -128,7 +151,6 @@ fn mixture(
         return Ok(None);
     };
     for (key, expected) in [
-        ("num_shared_experts", 0),
         ("num_expert_groups", 1),
         ("num_expert_groups_per_tok", 1),
         ("route_every_n", 1),
@@ -138,16 +160,20 @@ fn mixture(
             return Err(moe.error(key, expected.to_string()));
         }
     }
-    if moe.positive("routed_scale", 1.)? != 1. {
-        return Err(moe.error("routed_scale", "1"));
-    }
     let num_experts = moe.size("num_experts", None)?;
     let dense = moe.count("first_k_dense_replace")?.unwrap_or(0);
+    let shared = moe.count("num_shared_experts")?.unwrap_or(0);
+    let expert_size = moe.size("expert_hidden_dim", intermediate_size)?;
     Ok(Some(MoeConfig {
         num_experts,
         experts_per_token: moe.size_up_to(num_experts, "num_experts_per_tok", None)?,
-        intermediate_size: moe.size("expert_hidden_dim", intermediate_size)?,
+        intermediate_size: expert_size,
         normalize: true,
+        routing: Routing {
+            scaling: moe.positive("routed_scale", 1.)?,
+            ..Routing::softmax()
+        },
+        shared_size: (shared > 0).then(|| expert_size.saturating_mul(shared)),
         names: MoeNames::Mixtral,
         dense_layers: (0..dense.min(num_layers)).collect(),
     }))
@@ -182,6 +208,18 @@ mod tests {
         let moe = with(json!({ "moe": moe }))?.moe.expect("a mixture");
         assert_eq!((moe.num_experts, moe.intermediate_size), (4, 96));
         assert_eq!(moe.dense_layers, [0]);
+        let latent = json!({ "q_lora_rank": 8, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 12,
+            "llama_4_scaling": { "beta": 0.1, "original_max_position_embeddings": 64 },
+            "moe": { "num_experts": 4, "num_experts_per_tok": 1, "expert_hidden_dim": 8, "num_shared_experts": 2, "routed_scale": 2.5 } });
+        let latent = with(latent)?;
+        let mla = latent.mla.expect("latent attention");
+        assert_eq!(
+            (mla.q_rank, mla.softmax_scale, latent.rope.dim),
+            (Some(8), 0.25, 4)
+        );
+        assert_eq!(mla.query_growth.map(|growth| growth.original), Some(64));
+        let moe = latent.moe.expect("a mixture");
+        assert_eq!((moe.shared_size, moe.routing.scaling), (Some(16), 2.5));
         let yarn = json!({ "factor": 16., "original_max_position_embeddings": 16384, "apply_scale": false, "beta": 32, "alpha": 1 });
         let yarn = with(json!({ "yarn": yarn }))?.rope.scaling;
         assert!(
@@ -207,8 +245,16 @@ mod tests {
                 "moe.num_experts_per_tok is 3",
             ),
             (
-                json!({ "moe": { "num_experts": 2, "num_experts_per_tok": 1, "num_shared_experts": 1 } }),
-                "moe.num_shared_experts is 1",
+                json!({ "moe": { "num_experts": 2, "num_experts_per_tok": 1, "num_expert_groups": 2 } }),
+                "moe.num_expert_groups is 2",
+            ),
+            (
+                json!({ "qk_nope_head_dim": 8 }),
+                "qk_rope_head_dim is missing",
+            ),
+            (
+                json!({ "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "yarn": { "factor": 4, "apply_scale": true } }),
+                "yarn.apply_scale is true",
             ),
         ] {
             let error = with(more).expect_err(key).to_string();

@@ -1,6 +1,6 @@
 //! What training adds to a Llama: packed documents, recomputed layers, a loss without all logits.
 
-use super::attention::{Call, Part};
+use super::causal::{Call, Part};
 use super::head::Head;
 use super::{Layer, Llama};
 use crate::models::error::{Error, Result};

@@ -1,0 +1,143 @@
+//! Causal attention of new tokens, with a cache or without, for batches whose rows have seen different numbers of tokens.
+
+use crate::models::error::Result;
+use crate::models::layers::{LayerCache, Rows, masked_attention};
+use candle_core::{Device, Tensor};
+use fp8_candle::ops;
+
+/// What attention needs for a part of a batch.
+#[derive(Clone)]
+pub(super) struct Call {
+    /// Which part.
+    pub(super) part: Part,
+    /// Cosines and sines of the new tokens.
+    pub(super) rope: (Tensor, Tensor),
+}
+
+/// A part of a batch that attention looks at by itself.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// Rows that have seen the same number of tokens.
+    Rows(Rows),
+    /// Some tokens of all rows: a document among others that are packed into the same row.
+    Tokens { start: usize, count: usize },
+}
+
+impl Part {
+    /// The dimension of `[batch, tokens, ..]` that parts divide.
+    fn dim(self) -> usize {
+        match self {
+            Self::Rows(_) => 0,
+            Self::Tokens { .. } => 1,
+        }
+    }
+
+    /// Start and length along that dimension.
+    fn span(self) -> (usize, usize) {
+        match self {
+            Self::Rows(Rows { start, count, .. }) | Self::Tokens { start, count } => (start, count),
+        }
+    }
+
+    /// Tokens in the cache before the new ones.
+    pub(super) fn seen(self) -> usize {
+        match self {
+            Self::Rows(rows) => rows.seen,
+            Self::Tokens { .. } => 0,
+        }
+    }
+}
+
+/// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
+const FEW_TOKENS: usize = 8;
+
+/// The results of `attend` for the part of each call, in one batch. `inputs` are `[batch, tokens, ..]`; packed tokens have no cache.
+pub(super) fn per_call<const N: usize>(
+    inputs: &[Tensor; N],
+    calls: &[Call],
+    cache: Option<&LayerCache>,
+    attend: impl Fn(&[Tensor; N], &Call, Option<&LayerCache>) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if let [call] = calls {
+        return attend(inputs, call, cache);
+    }
+    let dim = calls.first().map_or(0, |call| call.part.dim());
+    let parts = calls.iter().map(|call| {
+        let (start, count) = call.part.span();
+        let mut part = inputs.clone();
+        for x in &mut part {
+            *x = x.narrow(dim, start, count)?;
+        }
+        let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
+        attend(&part, call, cache.as_ref())
+    });
+    Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, dim)?)
+}
+
+/// How the scores of attention are made.
+pub(super) struct Scores {
+    /// What products of queries and keys are multiplied by.
+    pub(super) scale: f64,
+    /// Tokens that a query sees; None without a limit.
+    pub(super) window: Option<usize>,
+}
+
+impl Scores {
+    /// Attention of new tokens, `[batch, heads, tokens, head_dim]`, of rows that have `seen` tokens before; adds keys and values to
+    /// the cache.
+    pub(super) fn attend(
+        &self,
+        [q, k, v]: [Tensor; 3],
+        seen: usize,
+        cache: Option<&LayerCache>,
+    ) -> Result<Tensor> {
+        let Some(cache) = cache else {
+            return self.over(&q, &k, &v);
+        };
+        cache.append(&k, &v, seen)?;
+        let tokens = q.dim(2)?;
+        let keys = seen + tokens;
+        let windowed = self.window.is_some_and(|window| keys > window);
+        if tokens <= FEW_TOKENS && !windowed {
+            return cache.attention(&q, keys, self.scale);
+        }
+        let (k, v) = match seen == 0 && !cache.is_lossy(k.dtype()) {
+            true => (k, v),
+            false => cache.values(keys, q.dtype())?,
+        };
+        self.over(&q, &k, &v)
+    }
+
+    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
+    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
+        match self.window {
+            Some(window) if keys > window => {
+                let mask = window_mask(tokens, keys, window, q.device())?;
+                masked_attention(q, k, v, &mask, self.scale)
+            }
+            _ => {
+                let options = ops::AttentionOptions::default().with_causal(true);
+                Ok(ops::attention(
+                    q,
+                    k,
+                    v,
+                    options.with_softmax_scale(self.scale),
+                )?)
+            }
+        }
+    }
+}
+
+/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
+fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (keys - tokens..keys)
+        .flat_map(|query| {
+            (0..keys).map(move |key| match key <= query && key + window > query {
+                true => 0.,
+                false => f32::NEG_INFINITY,
+            })
+        })
+        .collect();
+    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
+}
