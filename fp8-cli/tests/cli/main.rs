@@ -10,6 +10,7 @@ mod layers;
 mod refused;
 mod run;
 mod support;
+mod train;
 
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};

@@ -1,0 +1,212 @@
+//! `fp8 train`: results, and what is left after a kill.
+
+use crate::support::{Dir, failure, output};
+use fp8_test_support::language_model;
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn folder() -> Dir {
+    let dir = Dir::new();
+    std::fs::create_dir(dir.path("model")).unwrap();
+    language_model::write(Path::new(&dir.path("model")));
+    dir
+}
+
+/// The arguments of a run into `out`.
+fn arguments(dir: &Dir, out: &str, more: &[&str]) -> Vec<String> {
+    let text = dir.path("model/text.txt");
+    let own = [
+        "train",
+        &dir.path("model"),
+        "--data",
+        &text,
+        "--out",
+        &dir.path(out),
+    ];
+    let sizes = [
+        "--batch",
+        "4",
+        "--context",
+        "16",
+        "--lr",
+        "3e-3",
+        "--checkpoint-every",
+        "2",
+    ];
+    let all = own.iter().chain(&sizes).chain(more);
+    all.map(|word| word.to_string()).collect()
+}
+
+fn train(dir: &Dir, out: &str, more: &[&str]) -> String {
+    let args = arguments(dir, out, more);
+    output(&args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn json(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Losses by step, training and validation, as they are written.
+fn losses(dir: &Dir, out: &str) -> Vec<(u64, String, String)> {
+    let text = std::fs::read_to_string(dir.path(&format!("{out}/metrics.jsonl"))).unwrap();
+    let line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let number = |key: &str| line[key].to_string();
+        (
+            line["step"].as_u64().unwrap(),
+            number("train_loss"),
+            number("val_loss"),
+        )
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn all_weights_are_trained_and_written() {
+    let dir = folder();
+    let said = train(&dir, "run", &["--steps", "6", "--stats", "3"]);
+    assert!(said.contains("14 converted"), "{said}");
+    let summary = json(&dir.path("run/summary.json"));
+    assert_eq!(summary["steps"], 6);
+    let first = losses(&dir, "run")[0].2.parse::<f64>().unwrap();
+    assert!(summary["final_val_loss"].as_f64().unwrap() < first);
+    assert_eq!(summary["converted_layers"], 14);
+    for file in [
+        "loss.svg",
+        "stats.jsonl",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+    ] {
+        let length = std::fs::metadata(dir.path(&format!("run/{file}")))
+            .unwrap()
+            .len();
+        assert!(length > 0, "{file}");
+    }
+    // What was written is the model that was validated.
+    let text = dir.path("model/text.txt");
+    let before = output(&["eval", &dir.path("model"), "--data", &text, "--json"]);
+    let after = output(&["eval", &dir.path("run/model"), "--data", &text, "--json"]);
+    let perplexity = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap();
+        value["perplexity"].as_f64().unwrap()
+    };
+    assert!(perplexity(&after) < perplexity(&before), "{before} {after}");
+}
+
+#[test]
+fn adapters_are_trained_beside_an_fp8_model() {
+    let dir = folder();
+    let fp8 = dir.path("fp8");
+    output(&["quantize", &dir.path("model"), "--out", &fp8]);
+    let text = dir.path("model/text.txt");
+    let out = dir.path("run");
+    let args = [
+        "train",
+        &fp8,
+        "--data",
+        &text,
+        "--out",
+        &out,
+        "--steps",
+        "6",
+        "--batch",
+        "4",
+        "--context",
+        "16",
+        "--lora",
+        "4",
+        "--lr",
+        "1e-2",
+        "--target",
+        "q_proj,up_proj",
+    ];
+    let said = output(&args);
+    assert!(said.contains("trains 0.001 million parameters"), "{said}");
+    let config = json(&dir.path("run/adapter/adapter_config.json"));
+    assert_eq!(
+        (&config["r"], &config["lora_alpha"]),
+        (&4.into(), &8.0.into())
+    );
+    let perplexity = |more: &[&str]| {
+        let args = [&["eval", &fp8, "--data", &text, "--json"], more].concat();
+        let value: Value = serde_json::from_str(&output(&args)).unwrap();
+        value["perplexity"].as_f64().unwrap()
+    };
+    let adapter = dir.path("run/adapter");
+    assert!(perplexity(&["--adapter", &adapter]) < perplexity(&[]));
+}
+
+/// A run that was killed at any moment goes on as if it had not been.
+#[test]
+fn a_killed_run_repeats_every_loss() {
+    let dir = folder();
+    let steps = ["--steps", "12", "--recipe", "delayed"];
+    train(&dir, "whole", &steps);
+    let expected = losses(&dir, "whole");
+
+    let program = |args: &[String]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fp8"));
+        command
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let resume = ["train", "--resume", &dir.path("killed")].map(String::from);
+    let mut args = arguments(&dir, "killed", &steps);
+    // Kills come later and later, so that the run ends at some time on any machine.
+    let (mut wait, mut kills) = (Duration::from_millis(20), 0);
+    loop {
+        let begin = Instant::now();
+        let mut child = program(&args);
+        let ended = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if begin.elapsed() >= wait => break None,
+                None => std::thread::yield_now(),
+            }
+        };
+        if let Some(status) = ended {
+            assert!(status.success(), "after {kills} kills: {status}");
+            break;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+        wait = wait * 5 / 4;
+        if Path::new(&dir.path("killed/run.json")).exists() {
+            args = resume.to_vec();
+        }
+    }
+    assert!(kills > 0, "no kill came in time");
+    assert_eq!(losses(&dir, "killed"), expected, "after {kills} kills");
+    let [a, b] = ["whole", "killed"]
+        .map(|run| std::fs::read(dir.path(&format!("{run}/model/model.safetensors"))).unwrap());
+    assert!(a == b, "the models differ after {kills} kills");
+}
+
+#[test]
+fn what_cannot_be_trained_is_said_before_a_folder_is_made() {
+    let dir = folder();
+    let refused = |more: &[&str]| {
+        let args = arguments(&dir, "run", more);
+        let error = failure(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(!Path::new(&dir.path("run")).exists(), "{error}");
+        error
+    };
+    assert!(refused(&["--recipe", "fp7"]).contains("fp7"));
+    assert!(refused(&["--layer", "q_proj"]).contains("PATTERN=RECIPE"));
+    assert!(
+        refused(&["--micro-batches", "8"]).contains("--micro-batches is 8, but a step has 4 rows")
+    );
+    assert!(refused(&["--lora", "2", "--target", "nothing"]).contains("nothing"));
+    assert!(refused(&["--validation", "no/such/file"]).contains("no/such/file"));
+    let error = failure(&["train", "--resume", &dir.path("model")]);
+    assert!(error.contains("holds no run to resume"), "{error}");
+    train(&dir, "run", &["--steps", "1"]);
+    let args = arguments(&dir, "run", &["--steps", "1"]);
+    let error = failure(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(error.contains("holds an earlier run"), "{error}");
+}
