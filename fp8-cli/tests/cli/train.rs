@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 
 fn folder() -> Dir {
     let dir = Dir::new();
-    std::fs::create_dir(dir.path("model")).unwrap();
-    language_model::write(Path::new(&dir.path("model")));
+    std::fs::create_dir(dir.join("model")).unwrap();
+    language_model::write(Path::new(&dir.join("model")));
     dir
 }
 
 /// The arguments of a run into `out`.
 fn arguments(dir: &Dir, out: &str, more: &[&str]) -> Vec<String> {
-    let text = dir.path("model/text.txt");
+    let text = dir.join("model/text.txt");
     let own = [
         "train",
-        &dir.path("model"),
+        &dir.join("model"),
         "--data",
         &text,
         "--out",
-        &dir.path(out),
+        &dir.join(out),
     ];
     let sizes = [
         "--batch",
@@ -50,7 +50,7 @@ fn json(path: &str) -> Value {
 
 /// Losses by step, training and validation, as they are written.
 fn losses(dir: &Dir, out: &str) -> Vec<(u64, String, String)> {
-    let text = std::fs::read_to_string(dir.path(&format!("{out}/metrics.jsonl"))).unwrap();
+    let text = std::fs::read_to_string(dir.join(&format!("{out}/metrics.jsonl"))).unwrap();
     let line = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
         let number = |key: &str| line[key].to_string();
@@ -68,7 +68,7 @@ fn all_weights_are_trained_and_written() {
     let dir = folder();
     let said = train(&dir, "run", &["--steps", "6", "--stats", "3"]);
     assert!(said.contains("14 converted"), "{said}");
-    let summary = json(&dir.path("run/summary.json"));
+    let summary = json(&dir.join("run/summary.json"));
     assert_eq!(summary["steps"], 6);
     let first = losses(&dir, "run")[0].2.parse::<f64>().unwrap();
     assert!(summary["final_val_loss"].as_f64().unwrap() < first);
@@ -79,15 +79,15 @@ fn all_weights_are_trained_and_written() {
         "model/model.safetensors",
         "model/tokenizer.json",
     ] {
-        let length = std::fs::metadata(dir.path(&format!("run/{file}")))
+        let length = std::fs::metadata(dir.join(&format!("run/{file}")))
             .unwrap()
             .len();
         assert!(length > 0, "{file}");
     }
     // What was written is the model that was validated.
-    let text = dir.path("model/text.txt");
-    let before = output(&["eval", &dir.path("model"), "--data", &text, "--json"]);
-    let after = output(&["eval", &dir.path("run/model"), "--data", &text, "--json"]);
+    let text = dir.join("model/text.txt");
+    let before = output(&["eval", &dir.join("model"), "--data", &text, "--json"]);
+    let after = output(&["eval", &dir.join("run/model"), "--data", &text, "--json"]);
     let perplexity = |text: &str| {
         let value: Value = serde_json::from_str(text).unwrap();
         value["perplexity"].as_f64().unwrap()
@@ -98,10 +98,10 @@ fn all_weights_are_trained_and_written() {
 #[test]
 fn adapters_are_trained_beside_an_fp8_model() {
     let dir = folder();
-    let fp8 = dir.path("fp8");
-    output(&["quantize", &dir.path("model"), "--out", &fp8]);
-    let text = dir.path("model/text.txt");
-    let out = dir.path("run");
+    let fp8 = dir.join("fp8");
+    output(&["quantize", &dir.join("model"), "--out", &fp8]);
+    let text = dir.join("model/text.txt");
+    let out = dir.join("run");
     let args = [
         "train",
         &fp8,
@@ -124,7 +124,7 @@ fn adapters_are_trained_beside_an_fp8_model() {
     ];
     let said = output(&args);
     assert!(said.contains("trains 0.001 million parameters"), "{said}");
-    let config = json(&dir.path("run/adapter/adapter_config.json"));
+    let config = json(&dir.join("run/adapter/adapter_config.json"));
     assert_eq!(
         (&config["r"], &config["lora_alpha"]),
         (&4.into(), &8.0.into())
@@ -134,7 +134,7 @@ fn adapters_are_trained_beside_an_fp8_model() {
         let value: Value = serde_json::from_str(&output(&args)).unwrap();
         value["perplexity"].as_f64().unwrap()
     };
-    let adapter = dir.path("run/adapter");
+    let adapter = dir.join("run/adapter");
     assert!(perplexity(&["--adapter", &adapter]) < perplexity(&[]));
 }
 
@@ -154,7 +154,7 @@ fn a_killed_run_repeats_every_loss() {
             .stderr(Stdio::null());
         command.spawn().unwrap()
     };
-    let resume = ["train", "--resume", &dir.path("killed")].map(String::from);
+    let resume = ["train", "--resume", &dir.join("killed")].map(String::from);
     let mut args = arguments(&dir, "killed", &steps);
     // Kills come later and later, so that the run ends at some time on any machine.
     let (mut wait, mut kills) = (Duration::from_millis(20), 0);
@@ -176,14 +176,14 @@ fn a_killed_run_repeats_every_loss() {
         child.wait().unwrap();
         kills += 1;
         wait = wait * 5 / 4;
-        if Path::new(&dir.path("killed/run.json")).exists() {
+        if Path::new(&dir.join("killed/run.json")).exists() {
             args = resume.to_vec();
         }
     }
     assert!(kills > 0, "no kill came in time");
     assert_eq!(losses(&dir, "killed"), expected, "after {kills} kills");
     let [a, b] = ["whole", "killed"]
-        .map(|run| std::fs::read(dir.path(&format!("{run}/model/model.safetensors"))).unwrap());
+        .map(|run| std::fs::read(dir.join(&format!("{run}/model/model.safetensors"))).unwrap());
     assert!(a == b, "the models differ after {kills} kills");
 }
 
@@ -193,7 +193,7 @@ fn what_cannot_be_trained_is_said_before_a_folder_is_made() {
     let refused = |more: &[&str]| {
         let args = arguments(&dir, "run", more);
         let error = failure(&args.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(!Path::new(&dir.path("run")).exists(), "{error}");
+        assert!(!Path::new(&dir.join("run")).exists(), "{error}");
         error
     };
     assert!(refused(&["--recipe", "fp7"]).contains("fp7"));
@@ -203,7 +203,7 @@ fn what_cannot_be_trained_is_said_before_a_folder_is_made() {
     );
     assert!(refused(&["--lora", "2", "--target", "nothing"]).contains("nothing"));
     assert!(refused(&["--validation", "no/such/file"]).contains("no/such/file"));
-    let error = failure(&["train", "--resume", &dir.path("model")]);
+    let error = failure(&["train", "--resume", &dir.join("model")]);
     assert!(error.contains("holds no run to resume"), "{error}");
     train(&dir, "run", &["--steps", "1"]);
     let args = arguments(&dir, "run", &["--steps", "1"]);
