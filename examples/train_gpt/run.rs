@@ -209,9 +209,9 @@ impl Run {
         Ok(())
     }
 
-    /// The steps since the last call; one copy brings all losses to the host. All ranks call it.
+    /// The steps since the last call, up to one whose loss is not finite; one copy brings all losses to the host. All ranks call it.
     pub fn read_steps(&mut self) -> Result<Vec<StepRecord>> {
-        let unread = std::mem::take(&mut self.unread);
+        let mut unread = std::mem::take(&mut self.unread);
         if unread.is_empty() {
             return Ok(vec![]);
         }
@@ -223,7 +223,13 @@ impl Run {
             .to_vec1::<f32>()?;
         let losses = losses.into_iter().map(|loss| f64::from(loss * factor));
         let mut steps = vec![];
-        for (unread, loss) in unread.iter().zip(losses) {
+        for (index, loss) in losses.enumerate() {
+            if !loss.is_finite() && index > 0 {
+                // The steps before it are reported first; the next call fails.
+                self.unread = unread.split_off(index);
+                break;
+            }
+            let unread = &unread[index];
             let Unread {
                 step, lr, report, ..
             } = unread;

@@ -86,7 +86,13 @@ pub fn train_side_by_side(
     let (batch, context) = (settings.batch, settings.model.context);
     let validation = data.validation_batches(VALIDATION_BATCHES, batch, context)?;
     let done = runs.iter().map(|run| run.step).sum();
-    let mut watch = Watch::new(settings.steps * runs.len() as u64, done, dir, ranks.leads())?;
+    let mut watch = Watch::new(
+        settings.steps * runs.len() as u64,
+        done,
+        dir,
+        ranks.leads(),
+        &stop,
+    )?;
     let validates = ranks.leads() || ranks.is_sharded();
     let mut pupils: Vec<Pupil<'_>> = runs
         .iter_mut()
@@ -101,8 +107,9 @@ pub fn train_side_by_side(
     let options = TurnOptions::new(settings.steps).with_checkpoint_every(Some(checkpoint_every));
     let ended = train(&mut pupils, &options, metrics, &mut watch, &stop);
     watch.bar.finish_and_clear();
+    let ended = ended?;
     watch.failed?;
-    Ok(ended? == Ended::Finished)
+    Ok(ended == Ended::Finished)
 }
 
 /// Shows the runs: a bar for all of them, and lines on the rank that leads.
@@ -110,12 +117,13 @@ struct Watch<'a> {
     bar: ProgressBar,
     dir: &'a Path,
     leads: bool,
-    /// The first error of writing statistics.
+    /// The first error of writing statistics, which ends the run.
     failed: Result<()>,
+    stop: Stop,
 }
 
 impl<'a> Watch<'a> {
-    fn new(steps: u64, done: u64, dir: &'a Path, leads: bool) -> Result<Self> {
+    fn new(steps: u64, done: u64, dir: &'a Path, leads: bool, stop: &Stop) -> Result<Self> {
         let bar = match leads {
             true => ProgressBar::new(steps),
             false => ProgressBar::hidden(),
@@ -130,6 +138,7 @@ impl<'a> Watch<'a> {
             dir,
             leads,
             failed: Ok(()),
+            stop: stop.clone(),
         })
     }
 
@@ -178,6 +187,7 @@ impl Events for Watch<'_> {
         let written = append_stats(self.dir.join(STATS), progress.name, progress.step, stats);
         if let (Err(error), Ok(())) = (written, &self.failed) {
             self.failed = Err(error.into());
+            self.stop.request();
         }
     }
 }

@@ -75,7 +75,9 @@ impl TrainableModel {
             let (tensor, place) = (name.clone(), "the model's file".into());
             return Err(crate::FilesError::MissingTensor { tensor, place }.into());
         }
-        kept.retain(|_, var| used.contains(&var.as_tensor().id()));
+        // The correction of a router's choice is not learned by gradients.
+        let learns = |name: &String| !name.ends_with("e_score_correction_bias");
+        kept.retain(|name, var| learns(name) && used.contains(&var.as_tensor().id()));
         drop(kept);
         Ok(Self {
             model,

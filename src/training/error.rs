@@ -71,12 +71,12 @@ pub enum Error {
         /// The parameters.
         parameters: Vec<String>,
     },
-    /// A model is of another kind than its objective.
-    #[error("only {expected} can learn to {objective}")]
+    /// A model or its data is of another kind than its objective.
+    #[error("to {objective} takes {expected}")]
     Objective {
         /// What is to be learned.
         objective: &'static str,
-        /// What can learn it.
+        /// What that takes.
         expected: &'static str,
     },
     /// No micro-batch of a step has a token or a label to learn from.

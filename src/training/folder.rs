@@ -17,6 +17,8 @@ const SUMMARY: &str = "summary.json";
 const LOSSES: &str = "loss.svg";
 const STATS: &str = "stats.jsonl";
 const CHECKPOINTS: &str = "checkpoint";
+/// What was trained, as `fp8 train` writes it.
+const RESULTS: [&str; 2] = ["model", "adapter"];
 /// The largest text file that is read, in bytes.
 const LIMIT: u64 = 1 << 30;
 
@@ -29,13 +31,15 @@ const LIMIT: u64 = 1 << 30;
 /// | `metrics.jsonl` | a line for each step and validation ([`Metrics`]) |
 /// | `stats.jsonl` | a line for each cast of a measured step |
 /// | `summary.json`, `loss.svg` | at the end |
+/// | `model/`, `adapter/` | what `fp8 train` has trained |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
     path: PathBuf,
 }
 
 impl RunFolder {
-    /// Makes the folder of a new run and stores its settings. With `replace`, the files of an earlier run in it are removed.
+    /// Makes the folder of a new run and stores its settings. With `replace`, an earlier run in it is removed, with
+    /// what it has trained.
     ///
     /// # Errors
     /// [`Error::RunExists`], and if a file cannot be written.
@@ -45,7 +49,11 @@ impl RunFolder {
         replace: bool,
     ) -> Result<Self> {
         let folder = Self { path: path.into() };
-        let own = [SETTINGS, METRICS, SUMMARY, LOSSES, STATS, CHECKPOINTS];
+        let mut own = vec![SETTINGS, METRICS, SUMMARY, LOSSES, STATS, CHECKPOINTS];
+        // Without a run, folders of these names are somebody else's.
+        if folder.path.join(SETTINGS).exists() {
+            own.extend(RESULTS);
+        }
         let old: Vec<_> = (own.iter().map(|name| (name, folder.path.join(name))))
             .filter(|(_, path)| fs::symlink_metadata(path).is_ok())
             .collect();
@@ -56,15 +64,17 @@ impl RunFolder {
             });
         }
         for (name, path) in &old {
-            let removed = match **name == CHECKPOINTS {
+            let is_folder = [CHECKPOINTS].iter().chain(&RESULTS).any(|own| own == *name);
+            let removed = match is_folder {
                 true => fs::remove_dir_all(path),
                 false => fs::remove_file(path),
             };
             removed.map_err(Error::io(path, "remove it"))?;
         }
-        let checkpoints = folder.path.join(CHECKPOINTS);
-        fs::create_dir_all(&checkpoints).map_err(Error::io(&checkpoints, "create it"))?;
+        fs::create_dir_all(&folder.path).map_err(Error::io(&folder.path, "create it"))?;
+        // First of all: a run that is killed here can be resumed.
         write_json(&folder.path.join(SETTINGS), settings)?;
+        folder.make_checkpoints()?;
         Ok(folder)
     }
 
@@ -73,14 +83,20 @@ impl RunFolder {
     /// # Errors
     /// [`Error::NoRun`] if it holds none.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        let path = path.into();
-        match path.join(SETTINGS).is_file() {
-            true => Ok(Self { path }),
-            false => Err(Error::NoRun {
-                path,
+        let folder = Self { path: path.into() };
+        if !folder.path.join(SETTINGS).is_file() {
+            return Err(Error::NoRun {
+                path: folder.path,
                 reason: format!("there is no {SETTINGS}"),
-            }),
+            });
         }
+        folder.make_checkpoints()?;
+        Ok(folder)
+    }
+
+    fn make_checkpoints(&self) -> Result<()> {
+        let path = self.path.join(CHECKPOINTS);
+        fs::create_dir_all(&path).map_err(Error::io(&path, "create it"))
     }
 
     /// The folder.

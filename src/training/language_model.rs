@@ -1,6 +1,6 @@
 //! To predict the next token.
 
-use super::data::{Batch, Dataset, IGNORED};
+use super::data::{Batch, Dataset, IGNORED, Task};
 use super::error::{Error, Result};
 use super::objective::{Objective, Part};
 use crate::models::{Llama, Model};
@@ -26,13 +26,19 @@ impl NextToken {
     /// Steps of so many rows of `data`.
     ///
     /// # Errors
-    /// [`Error::Setting`] without a row.
+    /// [`Error::Setting`] without a row; [`Error::Objective`] for data that is to be classified.
     pub fn new(data: Dataset, rows: usize) -> Result<Self> {
         if rows == 0 {
             return Err(Error::Setting {
                 key: "rows",
                 value: "0".into(),
                 expected: "at least 1",
+            });
+        }
+        if data.task() != Task::LanguageModel {
+            return Err(Error::Objective {
+                objective: "predict the next token",
+                expected: "data of `Task::LanguageModel`",
             });
         }
         let validation = data.validation_batches(rows).collect();
@@ -60,11 +66,11 @@ impl Objective<Model> for NextToken {
     type Batch = Rows;
 
     fn micro_batch(&self, step: u64, part: Part) -> Result<Rows> {
-        // The halves of the seed do not overlap for any number of steps that can be made.
-        let place = (step << 24) ^ part.index as u64;
+        let place = (step << 16) ^ part.index as u64;
         Ok(Rows {
             batch: rows_of(self.data.train_batch(step, self.rows), part),
-            dropout_seed: self.dropout_seed.map(|seed| seed.rotate_left(40) ^ place),
+            dropout_seed: (self.dropout_seed)
+                .map(|seed| seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ place),
         })
     }
 
@@ -81,6 +87,11 @@ impl Objective<Model> for NextToken {
 
     fn targets(&self, rows: &Rows) -> usize {
         rows.batch.predicted()
+    }
+
+    /// Experts: a batch may send them no token.
+    fn may_be_idle(&self, parameter: &str) -> bool {
+        parameter.contains(".experts.")
     }
 
     fn tokens(&self, rows: &Rows) -> usize {

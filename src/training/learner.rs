@@ -21,10 +21,10 @@ pub trait Learner {
     /// If the step fails; the number of finished steps is then unchanged.
     fn train_step(&mut self) -> Result<(), Self::Error>;
 
-    /// The results of the steps since the last call.
+    /// The results of the steps since the last call; none if there was no step. The loop calls it until then.
     ///
     /// # Errors
-    /// If a loss is not finite, or the device fails.
+    /// If a loss is not finite, once the steps before have been returned, or the device fails.
     fn read_steps(&mut self) -> Result<Vec<StepRecord>, Self::Error>;
 
     /// Whether reading waits for a device, so that the loop reads rarely. No by default.

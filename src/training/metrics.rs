@@ -27,12 +27,12 @@ pub enum Line {
         step: u64,
         /// The mean loss of its batch.
         train_loss: f64,
-        /// The learning rate.
-        lr: f64,
+        /// The learning rate, if it is known.
+        lr: Option<f64>,
         /// The norm of the gradients; None where it was not finite, and the step was skipped.
         grad_norm: Option<f64>,
-        /// Its duration in milliseconds.
-        step_ms: f64,
+        /// Its duration in milliseconds, if it is known.
+        step_ms: Option<f64>,
     },
     /// A validation.
     Validation {
@@ -71,9 +71,10 @@ impl Line {
 /// metrics.push_step("delayed", &StepRecord::new(1, 2.5))?;
 /// metrics.push_validation("delayed", 1, 2.75)?;
 /// assert_eq!(metrics.train_curve("delayed"), [(1, 2.5)]);
+/// metrics.push_step("delayed", &StepRecord::new(2, 2.25))?;
 /// // A resumed run keeps the lines of the steps before its checkpoint.
-/// let metrics = Metrics::open(dir.path(), |line| line.step() <= 0)?;
-/// assert!(metrics.lines().is_empty());
+/// let metrics = Metrics::open(dir.path(), |line| line.step() <= 1)?;
+/// assert_eq!(metrics.lines().len(), 2);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -153,9 +154,9 @@ impl Metrics {
             recipe: name.to_string(),
             step: record.step,
             train_loss: record.loss,
-            lr: record.lr,
-            grad_norm: Some(record.grad_norm).filter(|norm| norm.is_finite()),
-            step_ms: record.ms,
+            lr: finite(record.lr),
+            grad_norm: finite(record.grad_norm),
+            step_ms: finite(record.ms),
         })
     }
 
@@ -219,11 +220,16 @@ impl Metrics {
     /// Median duration of the steps of a run in milliseconds; 0 before the first.
     pub fn median_step_ms(&self, name: &str) -> f64 {
         let ms = |line: &Line| match *line {
-            Line::Train { step_ms, .. } => Some(step_ms),
+            Line::Train { step_ms, .. } => step_ms,
             _ => None,
         };
         let mut all: Vec<f64> = self.of(name).filter_map(ms).collect();
         all.sort_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or(0.)
     }
+}
+
+/// JSON has no Inf and no NaN.
+fn finite(number: f64) -> Option<f64> {
+    Some(number).filter(|number| number.is_finite())
 }

@@ -47,6 +47,13 @@ pub trait Objective<M> {
     /// How many targets the loss is the mean of, which is the weight of a micro-batch in its step. Batches without targets are left out.
     fn targets(&self, batch: &Self::Batch) -> usize;
 
+    /// Whether a batch may leave this parameter without a gradient, as an expert that gets no token. No by default: a parameter without a
+    /// gradient in the first step is then an error.
+    fn may_be_idle(&self, parameter: &str) -> bool {
+        let _ = parameter;
+        false
+    }
+
     /// How many tokens, or other inputs, the batch has; for speeds.
     fn tokens(&self, batch: &Self::Batch) -> usize;
 

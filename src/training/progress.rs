@@ -24,7 +24,7 @@ impl Stop {
         self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether the run shall stop.
+    /// Whether the run should stop.
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Steps in a row that may be skipped because of gradients that are not finite.
 const MOST_SKIPPED: usize = 20;
 
-/// A model `M` that learns a [`Objective`] by AdamW, in high precision or under a recipe.
+/// A model `M` that learns an [`Objective`] by AdamW, in high precision or under a recipe.
 ///
 /// Each step makes the gradients of all micro-batches, weighted by their targets, and applies their mean. [`train`](super::train) drives it, or
 /// you call [`Learner::train_step`] yourself.
@@ -49,8 +49,7 @@ struct Unread {
     lr: f64,
     report: StepReport,
     summary: Option<StepSummary>,
-    /// The first parameter, by name, whose gradient was not finite.
-    begin: Instant,
+    /// Milliseconds of the host.
     ms: f64,
 }
 
@@ -141,11 +140,42 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         Ok(Some(fp8_autocast(autocast)?))
     }
 
-    /// The gradients of a step.
+    /// The gradients of a step. After an error it leaves no trace in the FP8 state.
     fn gradients(&self) -> Result<Gradients> {
+        let guard = self.guard(0)?;
+        match (self.parts().and_then(|sum| self.checked(sum)), guard) {
+            (Ok(mut sum), guard) => {
+                sum.summary = guard.map(AutocastGuard::close).transpose()?;
+                Ok(sum)
+            }
+            (Err(error), guard) => {
+                if let Some(guard) = guard {
+                    guard.abort();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Fails if a parameter has no gradient in the first step.
+    fn checked(&self, sum: Gradients) -> Result<Gradients> {
+        if let (false, Some(grads)) = (self.gradients_checked, &sum.grads) {
+            let mut parameters = check_gradients(self.state.vars(), grads);
+            parameters.retain(|name| !self.objective.may_be_idle(name));
+            if !parameters.is_empty() {
+                return Err(Error::NoGradient {
+                    name: self.name.clone(),
+                    parameters,
+                });
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The gradients of all micro-batches, in the guard of the step.
+    fn parts(&self) -> Result<Gradients> {
         let parts = self.config.micro_batches;
         let step = self.state.step();
-        let outer = self.guard(0)?;
         let mut sum = Gradients::default();
         let mut accumulator = GradAccumulator::new(self.state.vars());
         for index in 0..parts {
@@ -173,7 +203,6 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         if parts > 1 {
             sum.grads = Some(accumulator.finish_mean()?);
         }
-        sum.summary = outer.map(AutocastGuard::close).transpose()?;
         Ok(sum)
     }
 
@@ -184,6 +213,11 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         {
             return Ok(first);
         }
+        self.parameter()
+    }
+
+    /// The first parameter with Inf or NaN, by name.
+    fn parameter(&self) -> Result<String> {
         let vars = self.state.vars().data().lock();
         let vars = vars.map_err(|_| candle_core::Error::msg("the VarMap's lock is poisoned"))?;
         let mut names: Vec<_> = vars.iter().collect();
@@ -195,6 +229,11 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
             }
         }
         Ok("the forward or the backward pass: all parameters are finite".to_string())
+    }
+
+    /// Whether the run ends with this step because of gradients that are not finite.
+    fn ends_by_skips(&self, unread: &Unread) -> Result<bool> {
+        Ok(self.skipped + 1 >= MOST_SKIPPED && unread.report.skipped()?)
     }
 
     fn not_finite(&self, unread: &Unread, what: String) -> Result<Error> {
@@ -251,16 +290,7 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
                 step: self.state.step() + 1,
             });
         };
-        if !self.gradients_checked {
-            let parameters = check_gradients(self.state.vars(), &grads);
-            if !parameters.is_empty() {
-                return Err(Error::NoGradient {
-                    name: self.name.clone(),
-                    parameters,
-                });
-            }
-            self.gradients_checked = true;
-        }
+        self.gradients_checked = true;
         self.state.optimizer_mut().set_lr(lr)?;
         let report = self.state.apply_gradients(&grads)?;
         self.unread.push(Unread {
@@ -271,25 +301,34 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
             lr,
             report,
             summary: made.summary,
-            begin,
             ms: begin.elapsed().as_secs_f64() * 1e3,
         });
         Ok(())
     }
 
     fn read_steps(&mut self) -> Result<Vec<StepRecord>> {
-        let unread = std::mem::take(&mut self.unread);
-        let Some(first) = unread.first() else {
+        let mut unread = std::mem::take(&mut self.unread);
+        if unread.is_empty() {
             return Ok(vec![]);
-        };
-        let begin = first.begin;
+        }
+        let begin = Instant::now();
         let losses: Vec<&Tensor> = unread.iter().map(|step| &step.loss).collect();
         let losses = Tensor::stack(&losses, 0)?.to_vec1::<f32>()?;
         // A device that runs behind the host has ended all of these steps now; their mean is what is known.
-        let mean = begin.elapsed().as_secs_f64() * 1e3 / unread.len() as f64;
-        let mut records = vec![];
-        for (unread, sum) in unread.iter().zip(losses) {
-            let loss = f64::from(sum) / unread.targets as f64;
+        let waited = begin.elapsed().as_secs_f64() * 1e3;
+        let host: f64 = unread.iter().map(|step| step.ms).sum();
+        let mean = (host + waited) / unread.len() as f64;
+        let mut records: Vec<StepRecord> = vec![];
+        for (index, sum) in losses.into_iter().enumerate() {
+            let step = &unread[index];
+            let loss = f64::from(sum) / step.targets as f64;
+            let ends = !loss.is_finite() || self.ends_by_skips(step)?;
+            if ends && !records.is_empty() {
+                // The steps before it are reported first; the next call fails.
+                self.unread = unread.split_off(index);
+                return Ok(records);
+            }
+            let unread = step;
             if !loss.is_finite() {
                 let what = format!("the loss is {loss}");
                 return Err(self.not_finite(unread, what)?);
@@ -337,7 +376,17 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
                 targets += count;
             }
         }
-        Ok((targets > 0).then(|| sum / targets as f64))
+        let mean = (targets > 0).then(|| sum / targets as f64);
+        match mean {
+            Some(loss) if !loss.is_finite() => Err(Error::NotFinite {
+                name: self.name.clone(),
+                step: self.state.step(),
+                what: format!("the validation loss is {loss}"),
+                origin: self.parameter()?,
+                checkpoint: self.checkpoint.clone().zip(self.saved),
+            }),
+            mean => Ok(mean),
+        }
     }
 
     fn save(&mut self) -> Result<()> {

@@ -133,11 +133,18 @@ fn read<L: Learner>(
     learner: &mut L,
     metrics: &mut Metrics,
 ) -> Result<Option<StepRecord>, L::Error> {
-    let records = learner.read_steps()?;
-    for record in &records {
-        metrics.push_step(learner.name(), record)?;
+    let mut last = None;
+    loop {
+        // A learner that fails reports the steps before first.
+        let records = learner.read_steps()?;
+        for record in &records {
+            metrics.push_step(learner.name(), record)?;
+        }
+        match records.into_iter().next_back() {
+            Some(record) => last = Some(record),
+            None => return Ok(last),
+        }
     }
-    Ok(records.into_iter().next_back())
 }
 
 fn finish<L: Learner>(learners: &mut [L], metrics: &mut Metrics) -> Result<(), L::Error> {

@@ -130,3 +130,32 @@ fn a_stopped_loop_saves_and_goes_on() -> Outcome {
     assert_eq!(parts.validation_curve("run").len(), 2);
     Ok(())
 }
+
+/// Experts that get no token in a batch have no gradient; the correction of a router's choice never has one.
+#[test]
+fn a_mixture_trains_with_idle_experts() -> Outcome {
+    let dir = folder();
+    let path = dir.path();
+    let mut config = fp8_test_support::language_model::config(VOCAB);
+    config["model_type"] = "qwen3_moe".into();
+    for (key, value) in [
+        ("num_experts", 16),
+        ("num_experts_per_tok", 1),
+        ("moe_intermediate_size", 16),
+        ("head_dim", 8),
+    ] {
+        config[key] = value.into();
+    }
+    config["norm_topk_prob"] = true.into();
+    let json = config.to_string();
+    let config = fp8::models::LlamaConfig::parse("config.json", &config)?;
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    fp8::models::Llama::new(&config, vb)?;
+    vars.save(path.join("model.safetensors"))?;
+    std::fs::write(path.join("config.json"), json)?;
+    let mut run = full(path, settings("f32", 1));
+    let records = steps(&mut run, 3)?;
+    assert!(records.iter().all(|record| record.grad_norm.is_finite()));
+    Ok(())
+}

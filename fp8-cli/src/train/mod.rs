@@ -12,16 +12,17 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
 use fp8::models::{Model, ModelOptions, open};
 use fp8::training::{
-    Dataset, Ended, Learner, NextToken, RunFolder, Stop, TrainableModel, Trainer, TurnOptions,
-    initialize_adapter, train,
+    Dataset, Ended, Learner, Metrics, NextToken, RunFolder, Stop, TrainableModel, Trainer,
+    TurnOptions, initialize_adapter, train,
 };
+use outcome::Finished;
 use serde::{Deserialize, Serialize};
 use settings::Settings;
 use std::path::PathBuf;
 use watch::Watch;
 
 /// The name of a run's adapter.
-pub const ADAPTER: &str = "default";
+const ADAPTER: &str = "default";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -71,9 +72,18 @@ pub fn run(args: &Args) -> Result<()> {
     let config = settings.trainer()?;
     let tokenizer = Source::of(&stored.model).tokenizer()?;
     let data = Dataset::open(&settings.data, &tokenizer, &settings.dataset())?;
-    println!("data: {}", data.description());
+    let described = data.description();
     let objective = NextToken::new(data, settings.batch)?.with_dropout_seed(settings.seed);
     let (model, vars, source) = model(&stored)?;
+    if let Some(positions) = model
+        .max_positions()
+        .filter(|&most| most < settings.context)
+    {
+        let context = settings.context;
+        bail!(Usage(format!(
+            "--context is {context}, and the model has {positions} positions"
+        )));
+    }
     let trainer = Trainer::new(name, model, vars, objective, config)?;
     let resumes = folder.is_some();
     let folder = match (folder, &args.out) {
@@ -81,6 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
         (None, Some(out)) => RunFolder::create(out, &stored, args.overwrite)?,
         (None, None) => bail!("--out is missing"),
     };
+    println!("data: {described}");
     let trainer = trainer.with_checkpoint(folder.checkpoint(name));
     let mut run = Run {
         stored,
@@ -126,14 +137,15 @@ fn model(stored: &Stored) -> Result<Opened> {
             let mut model = open(&stored.model, &ModelOptions::new())?;
             let vars = VarMap::new();
             let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-            let targets = match settings.target.as_slice() {
-                [all] if all == "all-linear" => Targets::AllLinear,
-                names => Targets::names(names.iter().map(String::as_str)),
+            let targets = match settings.target.as_deref() {
+                None => Targets::names(["q_proj", "v_proj"]),
+                Some([all]) if all == "all-linear" => Targets::AllLinear,
+                Some(names) => Targets::names(names.iter().map(String::as_str)),
             };
             let mut config = AdapterConfig::new(rank)
                 .with_alpha(settings.alpha.unwrap_or(2. * rank as f64))
                 .with_targets(targets);
-            config.dropout = settings.dropout;
+            config.dropout = settings.dropout.unwrap_or(0.);
             config.base_model = Some(stored.model.display().to_string());
             model.add_adapter(ADAPTER, &config, vb)?;
             initialize_adapter(&vars, settings.seed)?;
@@ -176,7 +188,8 @@ impl Run {
         let name = settings.name();
         let done = self.trainer.step();
         let mut metrics = self.folder.metrics(name, done)?;
-        if done == 0
+        if metrics.validation_curve(name).is_empty()
+            && done == 0
             && let Some(loss) = self.trainer.validate()?
         {
             println!(
@@ -187,15 +200,27 @@ impl Run {
         }
         let mut watch = Watch::new(&self.folder, done, settings.steps, &stop)?;
         let learners = std::slice::from_mut(&mut self.trainer);
-        let ended = train(learners, &options, &mut metrics, &mut watch, &stop);
+        let ended = train(learners, &options, &mut metrics, &mut watch, &stop)?;
         watch.end()?;
-        match ended? {
-            Ended::Finished => outcome::finish(&mut self, &mut metrics),
+        match ended {
+            Ended::Finished => self.finish(&mut metrics),
             Ended::Stopped => {
                 let dir = self.folder.path().display();
                 println!("stopped; go on with `fp8 train --resume {dir}`");
                 Ok(())
             }
         }
+    }
+
+    fn finish(mut self, metrics: &mut Metrics) -> Result<()> {
+        let finished = Finished {
+            model: &self.stored.model,
+            settings: &self.stored.settings,
+            folder: &self.folder,
+            source: self.source.as_deref(),
+            adapter: ADAPTER,
+            trainer: &mut self.trainer,
+        };
+        finished.write(metrics)
     }
 }

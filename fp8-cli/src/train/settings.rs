@@ -3,17 +3,19 @@
 use crate::usage::Usage;
 use anyhow::{Result, ensure};
 use fp8::optim::{AdamWConfig, LrSchedule};
-use fp8::training::{DatasetOptions, TrainerConfig, Validation};
+use fp8::training::{DatasetOptions, Task, TrainerConfig, Validation};
 use fp8::{PrepareOptions, Recipe, RecipeName};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The name of high precision among recipes.
-pub const F32: &str = "f32";
+const F32: &str = "f32";
+/// The recipe of runs that name none.
+const DEFAULT: &str = "delayed";
 
 #[derive(Debug, Clone, Serialize, Deserialize, clap::Args)]
 pub struct Settings {
-    /// Text files, JSON lines (`text`, `messages`, `prompt` and `completion`, or `text` and `label`), or folders of text files
+    /// Text files, JSON lines (`text`, `messages`, or `prompt` and `completion`; labels are ignored), or folders of text files
     #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "resume")]
     pub data: Vec<PathBuf>,
     /// Files to validate on [default: a twentieth of the data]
@@ -31,11 +33,12 @@ pub struct Settings {
     /// Parts of a step's rows whose gradients are computed one after the other: less memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = crate::usage::at_least(1))]
     pub micro_batches: usize,
-    /// How linear layers compute: f32, or an FP8 recipe such as delayed, tensorwise, rowwise, current, blockwise or mxfp8
-    #[arg(long, value_name = "RECIPE", default_value = "delayed")]
-    pub recipe: String,
+    /// How linear layers compute: f32, or an FP8 recipe such as delayed, tensorwise, rowwise, current, blockwise or mxfp8 [default:
+    /// delayed; with --lora, as the model's file says]
+    #[arg(long, value_name = "RECIPE", conflicts_with = "lora")]
+    pub recipe: Option<String>,
     /// Another recipe, or f32, for the layers whose path matches: PATTERN=RECIPE
-    #[arg(long, value_name = "PATTERN=RECIPE")]
+    #[arg(long, value_name = "PATTERN=RECIPE", conflicts_with = "lora")]
     pub layer: Vec<String>,
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]
     #[arg(long, value_name = "X")]
@@ -67,17 +70,12 @@ pub struct Settings {
     /// Weight of the adapters, which is divided by their rank [default: twice the rank]
     #[arg(long, value_name = "X", requires = "lora")]
     pub alpha: Option<f64>,
-    /// The layers that get adapters: names that end their paths, separated by commas, or all-linear
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        default_value = "q_proj,v_proj"
-    )]
-    pub target: Vec<String>,
+    /// The layers that get adapters: names that end their paths, separated by commas, or all-linear [default: q_proj,v_proj]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora")]
+    pub target: Option<Vec<String>>,
     /// Share of an adapter's inputs that training drops
-    #[arg(long, value_name = "P", default_value_t = 0.)]
-    pub dropout: f32,
+    #[arg(long, value_name = "P", requires = "lora")]
+    pub dropout: Option<f32>,
     /// Steps between two checkpoints
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: u64,
@@ -85,7 +83,7 @@ pub struct Settings {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub validate_every: Option<u64>,
     /// Measure every cast of each Nth step, and write stats.jsonl
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = clap::value_parser!(u64).range(1..))]
     pub stats: Option<u64>,
 }
 
@@ -101,13 +99,14 @@ impl Settings {
     pub fn name(&self) -> &str {
         match self.lora {
             Some(_) => "lora",
-            None => &self.recipe,
+            None => self.recipe.as_deref().unwrap_or(DEFAULT),
         }
     }
 
     /// The data as `fp8::training` takes it.
     pub fn dataset(&self) -> DatasetOptions {
         let options = DatasetOptions::new(self.context)
+            .with_task(Task::LanguageModel)
             .with_packing(!self.no_packing)
             .with_seed(self.seed);
         match self.validation.is_empty() {
@@ -152,9 +151,19 @@ impl Settings {
 
     /// The recipe of the guard. With adapters the base computes by the scheme of its file, without a guard.
     fn named(&self) -> Result<Option<Recipe>> {
+        if self.lora.is_none() && self.name() == F32 {
+            let without = "takes a recipe, and --recipe is f32";
+            let given = [
+                ("--layer", !self.layer.is_empty()),
+                ("--stats", self.stats.is_some()),
+            ];
+            if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+                return Err(Usage(format!("{flag} {without}")).into());
+            }
+        }
         match self.lora {
             Some(_) => Ok(None),
-            None => recipe("--recipe", &self.recipe),
+            None => recipe("--recipe", self.name()),
         }
     }
 
@@ -193,8 +202,8 @@ struct Fixed<'a> {
     layer: &'a [String],
     lora: Option<usize>,
     alpha: Option<f64>,
-    target: &'a [String],
-    dropout: f32,
+    target: Option<&'a [String]>,
+    dropout: Option<f32>,
     seed: u64,
 }
 
@@ -202,11 +211,11 @@ impl<'a> Fixed<'a> {
     fn of(settings: &'a Settings) -> Self {
         Self {
             steps: settings.steps,
-            recipe: &settings.recipe,
+            recipe: settings.name(),
             layer: &settings.layer,
             lora: settings.lora,
             alpha: settings.alpha,
-            target: &settings.target,
+            target: settings.target.as_deref(),
             dropout: settings.dropout,
             seed: settings.seed,
         }

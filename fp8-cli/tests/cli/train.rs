@@ -126,8 +126,8 @@ fn adapters_are_trained_beside_an_fp8_model() {
     assert!(said.contains("trains 0.001 million parameters"), "{said}");
     let config = json(&dir.join("run/adapter/adapter_config.json"));
     assert_eq!(
-        (&config["r"], &config["lora_alpha"]),
-        (&4.into(), &8.0.into())
+        (config["r"].as_f64(), config["lora_alpha"].as_f64()),
+        (Some(4.), Some(8.))
     );
     let perplexity = |more: &[&str]| {
         let args = [&["eval", &fp8, "--data", &text, "--json"], more].concat();
@@ -196,6 +196,26 @@ fn what_cannot_be_trained_is_said_before_a_folder_is_made() {
         assert!(!Path::new(&dir.join("run")).exists(), "{error}");
         error
     };
+    assert!(
+        refused(&["--recipe", "f32", "--layer", "q_proj=delayed"])
+            .contains("--layer takes a recipe")
+    );
+    assert!(refused(&["--recipe", "f32", "--stats", "2"]).contains("--stats takes a recipe"));
+    assert!(refused(&["--recipe", "delayed", "--lora", "2"]).contains("--lora"));
+    assert!(refused(&["--target", "q_proj"]).contains("--lora"));
+    let (model, out) = (dir.join("model"), dir.join("run"));
+    let text = dir.join("model/text.txt");
+    let error = failure(&[
+        "train",
+        &model,
+        "--data",
+        &text,
+        "--out",
+        &out,
+        "--context",
+        "65",
+    ]);
+    assert!(error.contains("the model has 64 positions"), "{error}");
     assert!(refused(&["--recipe", "fp7"]).contains("fp7"));
     assert!(refused(&["--layer", "q_proj"]).contains("PATTERN=RECIPE"));
     assert!(

@@ -1,6 +1,6 @@
 //! The bytes of a tensor.
 
-use super::GgufType;
+use super::options::GgufType;
 use super::plan::{BLOCK, BLOCK_BYTES, Content, Planned};
 use crate::models::error::Result;
 use crate::models::files::gguf::names::permute;

@@ -2,8 +2,8 @@
 //!
 //! candle's writer needs all tensors in memory.
 
-use super::GgufType;
 use super::encode;
+use super::options::GgufType;
 use super::plan::{Content, Planned};
 use crate::models::error::{Error, Result};
 use crate::rewrite::{OnProgress, Progress, Source};

@@ -1,7 +1,10 @@
 //! The entries of a file that say what the model is.
 
+use super::described::Described;
+use super::keys::Keys;
 use super::names::Architecture;
-use super::{Described, GgufOptions, rope};
+use super::options::GgufOptions;
+use super::rope;
 use crate::models::error::Result;
 use crate::models::families::{
     BertActivation, BertConfig, Config, LlamaConfig, MoeConfig, Pooling,
@@ -10,29 +13,6 @@ use candle_core::quantized::gguf_file::Value;
 
 /// The version of the block formats.
 const QUANTIZATION_VERSION: u32 = 2;
-
-/// Entries whose keys begin with the architecture.
-#[derive(Debug)]
-pub(super) struct Keys {
-    architecture: &'static str,
-    pub(super) entries: Vec<(String, Value)>,
-}
-
-impl Keys {
-    pub(super) fn set(&mut self, key: &str, value: Value) {
-        let key = format!("{}.{key}", self.architecture);
-        self.entries.push((key, value));
-    }
-
-    /// Sizes are below 2^32: `Entries` bounds them.
-    pub(super) fn count(&mut self, key: &str, count: usize) {
-        self.set(key, Value::U32(u32::try_from(count).unwrap_or(u32::MAX)));
-    }
-
-    pub(super) fn float(&mut self, key: &str, value: f64) {
-        self.set(key, Value::F32(value as f32));
-    }
-}
 
 /// All entries except those of the tokenizer.
 pub(super) fn entries(

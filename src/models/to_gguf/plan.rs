@@ -1,7 +1,9 @@
 //! The tensors of the file, before any of them is read.
 
+use super::described::Described;
 use super::names::{Architecture, Target, target};
-use super::{Described, GgufType, rope};
+use super::options::GgufType;
+use super::rope;
 use crate::models::error::Result;
 use crate::models::families::Config;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Rotary positions in the file: entries of the metadata, and tables of factors.
 
-use super::Described;
-use super::metadata::Keys;
+use super::described::Described;
+use super::keys::Keys;
 use super::names::Architecture;
 use crate::models::error::{Error, Result};
 use crate::models::layers::{RopeConfig, RopeScaling};

@@ -1,7 +1,8 @@
 //! The entries of a file that hold the tokenizer.
 
+use super::described::Described;
+use super::options::GgufOptions;
 use super::vocabulary::{self, Kind, Vocabulary};
-use super::{Described, GgufOptions};
 use crate::models::error::{GgufError, Result};
 use crate::models::families::Config;
 use crate::models::files::{Entries, read_json};

@@ -26,7 +26,7 @@ use crate::models::error::{Error, Result};
 use crate::models::layers::{
     KvCache, KvScales, KvSizes, LayerCache, Projection, Rows, in_pool, token_rows,
 };
-use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
+use crate::nn::{Embedding, RmsNorm, VarBuilder, checkpoint, rms_norm};
 use attention::Attention;
 use candle_core::{DType, Device, Module, Tensor};
 use causal::{Call, Part};
@@ -120,6 +120,15 @@ impl Layer {
             Feedforward::Mixture(moe) => moe.forward(&normed)?,
         };
         Ok((x + y)?)
+    }
+
+    /// The layer's output; the backward pass computes it again, with a copy of the layer that shares its tensors.
+    fn recomputed(&self, x: &Tensor, calls: &[Call]) -> Result<Tensor> {
+        let (layer, calls) = (self.clone(), calls.to_vec());
+        let forward = move |x: &Tensor| -> candle_core::Result<Tensor> {
+            Ok(layer.forward(x, &calls, None)?)
+        };
+        Ok(checkpoint(forward, x)?)
     }
 }
 
@@ -304,7 +313,7 @@ impl Llama {
         for (i, layer) in self.layers.iter().enumerate() {
             x = match cache {
                 Some(cache) => layer.forward(&x, calls, Some(&cache.layers[i]))?,
-                None if self.recomputes => training::recomputed(layer, &x, calls)?,
+                None if self.recomputes => layer.recomputed(&x, calls)?,
                 None => layer.forward(&x, calls, None)?,
             };
         }

@@ -1,8 +1,8 @@
 //! What training adds to a Llama: packed documents, recomputed layers, a loss without all logits.
 
+use super::Llama;
 use super::causal::{Call, Part};
 use super::head::Head;
-use super::{Layer, Llama};
 use crate::models::error::{Error, Result};
 use crate::models::layers::token_rows;
 use candle_core::{DType, Tensor};
@@ -114,12 +114,4 @@ impl Llama {
 
 fn cross_entropy(head: &Head, x: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
     loss::cross_entropy(&head.forward(x)?, targets)?.to_dtype(DType::F32)
-}
-
-/// The layer's output; the backward pass computes it again, with a copy of the layer that shares its tensors.
-pub(super) fn recomputed(layer: &Layer, x: &Tensor, calls: &[Call]) -> Result<Tensor> {
-    let (layer, calls) = (layer.clone(), calls.to_vec());
-    let forward =
-        move |x: &Tensor| -> candle_core::Result<Tensor> { Ok(layer.forward(x, &calls, None)?) };
-    Ok(checkpoint(forward, x)?)
 }
