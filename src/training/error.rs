@@ -16,13 +16,13 @@ use std::path::PathBuf;
 pub enum Error {
     /// A recipe, a layer, an optimizer or a file.
     #[error(transparent)]
-    Fp8(#[from] crate::Error),
+    Fp8(Box<crate::Error>),
     /// A model.
     #[error(transparent)]
-    Model(#[from] crate::models::Error),
+    Model(Box<crate::models::Error>),
     /// The data.
     #[error(transparent)]
-    Data(#[from] super::data::DataError),
+    Data(Box<super::data::DataError>),
     /// An operation of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -48,7 +48,7 @@ pub enum Error {
     },
     /// A loss is Inf or NaN, or too many gradients in a row were.
     #[error(
-        "{name}: {what} in step {step}; Inf or NaN came first from {origin}; {}",
+        "{name}: {what} in step {step} is not finite; Inf or NaN came first from {origin}; {}",
         last_checkpoint(.checkpoint)
     )]
     NotFinite {
@@ -57,7 +57,7 @@ pub enum Error {
         /// The step, from 1.
         step: u64,
         /// What was not finite.
-        what: String,
+        what: NotFinite,
         /// The layer and operand, or the parameter, where it was first seen.
         origin: String,
         /// The last checkpoint, which was saved before that, and its step.
@@ -124,6 +124,28 @@ pub enum Error {
     },
 }
 
+/// What ends a run by being Inf or NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotFinite {
+    /// The loss of a step.
+    Loss,
+    /// The loss of a validation.
+    Validation,
+    /// The gradients of so many steps in a row, which were skipped.
+    Gradients(u32),
+}
+
+impl std::fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Loss => f.write_str("the loss"),
+            Self::Validation => f.write_str("the validation loss"),
+            Self::Gradients(steps) => write!(f, "the gradient, the last of {steps} in a row,"),
+        }
+    }
+}
+
 /// The result of an operation of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -148,26 +170,44 @@ impl Error {
     }
 }
 
+impl From<crate::Error> for Error {
+    fn from(error: crate::Error) -> Self {
+        Self::Fp8(Box::new(error))
+    }
+}
+
+impl From<crate::models::Error> for Error {
+    fn from(error: crate::models::Error) -> Self {
+        Self::Model(Box::new(error))
+    }
+}
+
+impl From<super::data::DataError> for Error {
+    fn from(error: super::data::DataError) -> Self {
+        Self::Data(Box::new(error))
+    }
+}
+
 impl From<crate::fp8_candle::Error> for Error {
     fn from(error: crate::fp8_candle::Error) -> Self {
-        Self::Fp8(error.into())
+        crate::Error::from(error).into()
     }
 }
 
 impl From<crate::FilesError> for Error {
     fn from(error: crate::FilesError) -> Self {
-        Self::Fp8(error.into())
+        crate::Error::from(error).into()
     }
 }
 
 impl From<crate::atomic::FileError> for Error {
     fn from(error: crate::atomic::FileError) -> Self {
-        Self::Fp8(error.into())
+        crate::Error::from(error).into()
     }
 }
 
 impl From<crate::optim::OptimError> for Error {
     fn from(error: crate::optim::OptimError) -> Self {
-        Self::Fp8(error.into())
+        crate::Error::from(error).into()
     }
 }

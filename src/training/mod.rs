@@ -33,7 +33,7 @@ pub use config::TrainerConfig;
 pub use data::{
     Batch, DataError, Dataset, DatasetOptions, DatasetSummary, IGNORED, Place, Task, Validation,
 };
-pub use error::{Error, Result};
+pub use error::{Error, NotFinite, Result};
 pub use folder::RunFolder;
 pub use language_model::{NextToken, Rows};
 pub use learner::{Learner, StepRecord};

@@ -1,7 +1,7 @@
 //! A model in training: its optimizer, its recipe and its place in the schedule.
 
 use super::config::TrainerConfig;
-use super::error::{Error, Result};
+use super::error::{Error, NotFinite, Result};
 use super::learner::{Learner, StepRecord};
 use super::objective::{Objective, Part};
 use crate::checkpoint::training_meta;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Steps in a row that may be skipped because of gradients that are not finite.
-const MOST_SKIPPED: usize = 20;
+const MOST_SKIPPED: u32 = 20;
 
 /// A model `M` that learns an [`Objective`] by AdamW, in high precision or under a recipe.
 ///
@@ -34,7 +34,7 @@ pub struct Trainer<M, T> {
     /// The step of the checkpoint that this trainer has written or read last.
     saved: Option<u64>,
     unread: Vec<Unread>,
-    skipped: usize,
+    skipped: u32,
     gradients_checked: bool,
     stats: CastStats,
 }
@@ -236,7 +236,7 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         Ok(self.skipped + 1 >= MOST_SKIPPED && unread.report.skipped()?)
     }
 
-    fn not_finite(&self, unread: &Unread, what: String) -> Result<Error> {
+    fn not_finite(&self, unread: &Unread, what: NotFinite) -> Result<Error> {
         let checkpoint = self.checkpoint.clone();
         Ok(Error::NotFinite {
             name: self.name.clone(),
@@ -330,17 +330,14 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
             }
             let unread = step;
             if !loss.is_finite() {
-                let what = format!("the loss is {loss}");
-                return Err(self.not_finite(unread, what)?);
+                return Err(self.not_finite(unread, NotFinite::Loss)?);
             }
             self.skipped = match unread.report.skipped()? {
                 true => self.skipped + 1,
                 false => 0,
             };
             if self.skipped >= MOST_SKIPPED {
-                let what =
-                    format!("the gradients of {MOST_SKIPPED} steps were not finite, the last");
-                return Err(self.not_finite(unread, what)?);
+                return Err(self.not_finite(unread, NotFinite::Gradients(MOST_SKIPPED))?);
             }
             records.push(StepRecord {
                 step: unread.step,
@@ -381,7 +378,7 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
             Some(loss) if !loss.is_finite() => Err(Error::NotFinite {
                 name: self.name.clone(),
                 step: self.state.step(),
-                what: format!("the validation loss is {loss}"),
+                what: NotFinite::Validation,
                 origin: self.parameter()?,
                 checkpoint: self.checkpoint.clone().zip(self.saved),
             }),

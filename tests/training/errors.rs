@@ -26,7 +26,10 @@ fn a_loss_that_is_not_finite_names_its_origin_and_the_last_checkpoint() -> Outco
         set_nan(&run, name);
         let error = steps(&mut run, 4).expect_err("an error");
         let text = error.to_string();
-        assert!(text.contains("run: the loss is NaN in step 3"), "{text}");
+        assert!(
+            text.contains("run: the loss in step 3 is not finite"),
+            "{text}"
+        );
         assert!(text.contains(&format!("first from {origin}")), "{text}");
         assert!(text.contains("run.safetensors holds step 2"), "{text}");
         assert!(matches!(error, Error::NotFinite { step: 3, .. }));
