@@ -5,8 +5,8 @@
 //! [choosing]: guide::choosing
 //! [coming from]: guide::coming_from
 //! [emulation]: guide::emulation
+//! [fine-tuning]: guide::fine_tuning
 //! [GPUs]: guide::gpus
-//! [LoRA]: guide::lora
 //! [models]: guide::models
 //! [scaled arithmetic]: guide::scaled
 //! [several ranks]: guide::distributed
@@ -14,7 +14,6 @@
 //! [statistics]: guide::statistics
 //! [steps]: guide::steps
 //! [tour]: guide::tour
-//! [transformer modules]: guide::transformer
 //!
 #![doc = include_str!("../README.md")]
 //!

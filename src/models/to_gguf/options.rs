@@ -58,7 +58,7 @@ impl FromStr for GgufType {
     }
 }
 
-/// Options of [`write_gguf`].
+/// Options of [`write_gguf`](crate::models::gguf::write_gguf).
 ///
 /// ```
 /// use fp8::models::gguf::{GgufOptions, GgufType};
