@@ -2,16 +2,12 @@
 
 mod cases;
 
-use fp8_candle::state::{RowRule, StepCells};
-use fp8_candle::{Role, StateTable};
-use fp8_core::{DelayedRule, Format};
 use fp8_ranks::{
     GroupOptions, ProcessGroup, ReduceOp, ReductionGroup, Result, World, WorldOptions,
 };
 use fp8_test_support::child::{child, from_parent};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long ranks wait for each other where one does not come.
@@ -146,7 +142,7 @@ fn every_case() {
 }
 
 /// How rank 1 of 3 leaves the others, and what must then be said: the rank, and the operation where anybody can know it.
-const DEATHS: [(&str, &[&str]); 10] = [
+const DEATHS: [(&str, &[&str]); 9] = [
     ("kill", &["rank 1 ", "signal 9"]),
     (
         "panic",
@@ -185,15 +181,6 @@ const DEATHS: [(&str, &[&str]); 10] = [
         "argument",
         &["rank 1 of 3: all_reduce of group \"world\": a tensor of U8, expected F32"],
     ),
-    // All ranks notice at once, and each says so.
-    (
-        "abort",
-        &[
-            "rank 0 of 3 of group \"world\": ",
-            "fc.input",
-            "abort the same steps",
-        ],
-    ),
 ];
 
 #[test]
@@ -202,7 +189,9 @@ fn a_job_ends_soon_after_any_rank_has_left_it() {
         let ended = run(mpirun(3, "dying").env("FP8_RANKS_DEATH", death), HANGS);
         println!("{death}: {:?} after {:?}", ended.status.code(), ended.took);
         assert!(!ended.status.success(), "{death}: {}", ended.said);
-        for text in expected {
+        // A killed process says nothing itself, and MPICH's mpirun names no rank.
+        let named = death != "kill" || launcher_is_open_mpi();
+        for text in expected.iter().filter(|_| named) {
             assert!(
                 ended.said.contains(text),
                 "{death}: no {text:?} in {}",
@@ -218,6 +207,12 @@ fn a_job_ends_soon_after_any_rank_has_left_it() {
             ended.said
         );
     }
+}
+
+fn launcher_is_open_mpi() -> bool {
+    let version = Command::new("mpirun").arg("--version").output();
+    let version = version.expect("mpirun").stdout;
+    String::from_utf8_lossy(&version).contains("Open MPI")
 }
 
 #[test]
@@ -269,36 +264,12 @@ fn work(death: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
                 let codes = candle_core::Tensor::new(&[1u8; 100], &candle_core::Device::Cpu)?;
                 group.all_reduce(&codes, ReduceOp::Sum)?;
             }
-            "abort" => {}
             other => panic!("no death {other:?}"),
         }
-    }
-    if death == "abort" {
-        let end = steps_of_delayed_scaling(group, group.rank() == 1);
-        return world.finish_with(end.map_err(Into::into));
     }
     loop {
         sum(group)?;
     }
-}
-
-/// Steps of delayed scaling whose amaxes are reduced over the group; the second is aborted where `aborts`.
-fn steps_of_delayed_scaling(group: &ProcessGroup, aborts: bool) -> fp8_candle::Result<()> {
-    let device = candle_core::Device::Cpu;
-    let table = StateTable::new(&device)?;
-    let row = table.add_rows(&[("fc.input", Role::Input)], 4)?;
-    let group: Arc<dyn ReductionGroup> = Arc::new(group.clone());
-    let rule = RowRule::new(DelayedRule::default(), Format::E4M3, 4).with_group(group);
-    for number in 0.. {
-        let step = StepCells::new(&table)?;
-        step.record(row, &candle_core::Tensor::new(&[2f32], &device)?, true)?;
-        step.note_rule(row, Role::Input, rule.clone());
-        match aborts && number == 1 {
-            true => step.abort(),
-            false => table.commit(&step)?,
-        }
-    }
-    Ok(())
 }
 
 /// Each of these would otherwise be one of several jobs that write the same files.

@@ -19,6 +19,7 @@ pub mod configured;
 pub mod files;
 #[cfg(feature = "files")]
 pub mod golden_models;
+#[cfg(feature = "files")]
 pub mod language_model;
 #[cfg(feature = "recipes")]
 mod layer;
