@@ -73,7 +73,7 @@ impl Llama {
 
     /// Mean cross entropy of some tokens' logits, a scalar in f32: of those whose places in the flattened tokens of `features`,
     /// `[.., hidden_size]`, are `places`, against `targets`. Logits are computed a part at a time, and again in the backward pass, so that
-    /// they never take more than 64 MiB. Differentiable.
+    /// a part has at most 64 MiB. Differentiable.
     ///
     /// # Errors
     /// If there is no place, there are not as many targets as places, or a place or a target does not exist.
