@@ -13,6 +13,7 @@
 //! | stop and resume a run, or continue an f32 run in FP8 | [`checkpoints`] |
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
 //! | run, write and convert FP8 files of any family | [`models`] |
+//! | serve a model to many callers at once | [`serving`] |
 //! | fine-tune a model of a folder, in full or by adapters | [`fine_tuning`] |
 //! | make training data of texts, chats and labelled texts | [`training_data`] |
 //! | find out why an FP8 file gives nonsense | [`checking`] |
@@ -53,6 +54,7 @@ pages! {
     checkpoints "guide/checkpoints.md";
     calibration "guide/calibration.md";
     models "guide/models.md";
+    serving "guide/serving.md";
     fine_tuning "guide/fine_tuning.md";
     training_data "guide/training_data.md";
     checking "guide/checking.md";

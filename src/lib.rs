@@ -31,6 +31,7 @@
 //! | to write an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`], [`Ragged`] |
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
 //! | to run FP8 files of a Llama, a mixture of experts or a BERT | [`models`] |
+//! | to serve a language model to many callers at once | [`serving`] |
 //! | to train on text, chats or labelled texts | [`training`] |
 //! | to handle errors | [`Error`], which wraps an enum for each area: [`GuardError`], [`LayerError`], [`ExportError`], .. |
 //! | several processes that train one model | [`ranks`] |
@@ -43,6 +44,7 @@
 pub mod guide;
 mod memory;
 pub mod models;
+pub mod serving;
 pub mod training;
 
 pub use fp8_candle;

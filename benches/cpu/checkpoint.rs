@@ -49,7 +49,7 @@ pub fn run(session: &Session) -> Result<()> {
     let layers = if session.quick() { 6 } else { 30 };
     let tensors = weights(layers)?;
     let folder = tempfile::tempdir()?;
-    let ours = ours(&tensors, layers, folder.path())?;
+    let ours = fp8_model(&tensors, layers, folder.path())?;
     let ours = ours.llama().context("a Llama")?;
     let config = config(layers);
     let plain_config: LlamaConfig = serde_json::from_value(config)?;
@@ -224,7 +224,7 @@ fn config(layers: usize) -> Value {
 }
 
 /// Random weights under their names in safetensors files; the embedding is exact in bf16.
-fn weights(layers: usize) -> Result<HashMap<String, Tensor>> {
+pub fn weights(layers: usize) -> Result<HashMap<String, Tensor>> {
     let device = Device::Cpu;
     let random = |rows: usize, cols: usize| {
         let deviation = 1. / (cols as f32).sqrt();
@@ -252,7 +252,11 @@ fn weights(layers: usize) -> Result<HashMap<String, Tensor>> {
 }
 
 /// Writes an FP8 directory and opens the model from it.
-fn ours(tensors: &HashMap<String, Tensor>, layers: usize, folder: &Path) -> Result<models::Model> {
+pub fn fp8_model(
+    tensors: &HashMap<String, Tensor>,
+    layers: usize,
+    folder: &Path,
+) -> Result<models::Model> {
     let (source, target) = (folder.join("bf16"), folder.join("fp8"));
     std::fs::create_dir(&source)?;
     std::fs::write(source.join("config.json"), config(layers).to_string())?;

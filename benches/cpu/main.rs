@@ -46,6 +46,7 @@ mod run;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/runs.rs"]
 mod runs;
+mod serving;
 mod session;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/settings.rs"]
@@ -100,7 +101,8 @@ fn main() -> Result<()> {
             growth::run(&session)?;
             held::run(&session)?;
             generation::run(&session)?;
-            checkpoint::run(&session)
+            checkpoint::run(&session)?;
+            serving::run(&session)
         }
     }
 }

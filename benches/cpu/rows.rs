@@ -22,6 +22,8 @@ pub enum Metric {
     StepRatioDelayed,
     /// Tokens per second of a training step.
     TokensPerS,
+    /// Tokens per second of requests that are served together over those of one.
+    ServedRatio,
     /// Bytes that torch's bf16 autocast keeps for the backward pass over ours.
     KeptRatio,
     /// Bytes of each token kept for the backward pass; less is better, and there is no bar.
@@ -39,6 +41,7 @@ impl Metric {
             Self::StepRatio => "step_ratio",
             Self::StepRatioDelayed => "step_delayed",
             Self::TokensPerS => "tokens_per_s",
+            Self::ServedRatio => "served_ratio",
             Self::KeptRatio => "kept_ratio",
             Self::BytesPerToken => "bytes/token",
         }

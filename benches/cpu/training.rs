@@ -5,7 +5,7 @@ use crate::ranks::{Ranks, Travel};
 use crate::rows::Metric;
 use crate::run::Run;
 use crate::session::{Session, Times};
-use crate::settings::Settings;
+use crate::settings::{Moments, Settings};
 use crate::timing::median;
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
@@ -40,7 +40,8 @@ pub fn run(session: &Session) -> Result<()> {
             against_f32(session, &case, &settings, None)?;
         }
     }
-    scaled_against_delayed(session)
+    scaled_against_delayed(session)?;
+    moments_against_f32(session)
 }
 
 /// With a context of 256: parameters, hidden size, layers, heads. The last is GPT-2 small with a vocabulary of 256 tokens, as
@@ -67,7 +68,7 @@ fn against_f32(session: &Session, case: &str, settings: &Settings, bar: Option<f
     if !session.wants(&case) {
         return Ok(());
     }
-    let [ours, plain] = race(session, &case, ["delayed", "f32"], settings)?;
+    let [ours, plain] = race(session, &case, [("delayed", settings), ("f32", settings)])?;
     let times = Times {
         ours: Some(ours),
         f32: Some(plain),
@@ -81,11 +82,11 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
     if !session.wants(&case) {
         return Ok(());
     }
+    let settings = &Settings::default();
     let [ours, delayed] = race(
         session,
         &case,
-        ["scaled_fp8", "delayed"],
-        &Settings::default(),
+        [("scaled_fp8", settings), ("delayed", settings)],
     )?;
     let times = Times {
         ours: Some(ours),
@@ -95,13 +96,36 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
     session.report(case, value, Some(1. / 1.3), times, None)
 }
 
+/// `delayed` with moments in FP8, against moments in f32.
+fn moments_against_f32(session: &Session) -> Result<()> {
+    for (name, moments) in [("FP8", Moments::Fp8), ("nearest FP8", Moments::Fp8Nearest)] {
+        let case = session.name(format!("train_gpt step delayed, 25M, {name} moments"));
+        if !session.wants_large(&case) {
+            continue;
+        }
+        let (_, hidden, layers, heads) = LARGER[0];
+        let plain = sized(hidden, layers, heads, 256, 8);
+        let ours = Settings {
+            moments: moments.into(),
+            ..plain.clone()
+        };
+        let [ours, plain] = race(session, &case, [("delayed", &ours), ("delayed", &plain)])?;
+        let times = Times {
+            ours: Some(ours),
+            ..Times::default()
+        };
+        let value = (Metric::StepRatioDelayed, plain / ours);
+        session.report(case, value, Some(1. / 1.03), times, None)?;
+    }
+    Ok(())
+}
+
 /// Median milliseconds of a step of two runs that take turns.
-fn race(session: &Session, case: &str, names: [&str; 2], settings: &Settings) -> Result<[f64; 2]> {
+fn race(session: &Session, case: &str, of: [(&str, &Settings); 2]) -> Result<[f64; 2]> {
+    let (names, settings) = (of.map(|(name, _)| name), of[0].1);
     let data = text(settings)?;
-    let mut runs = [
-        Run::new(names[0], settings, &Device::Cpu, &alone()?)?,
-        Run::new(names[1], settings, &Device::Cpu, &alone()?)?,
-    ];
+    let run = |(name, settings)| Run::new(name, settings, &Device::Cpu, &alone()?);
+    let mut runs = [run(of[0])?, run(of[1])?];
     let large = settings.model.hidden_size > 256;
     let (warm_up, rounds) = match (session.quick(), large) {
         (true, _) => (2, 3),

@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release --example lora`
 
+mod bytes;
 #[path = "../shared/device.rs"]
 mod device;
 #[path = "../shared/end.rs"]
@@ -17,16 +18,18 @@ mod parameters;
 mod runs;
 
 use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
 use clap::Parser;
 use end::end;
 use flags::Flags;
-use fp8::optim::{AdamW, AdamWConfig};
-use fp8::{
-    Autocast, Recipe, check_gradients, fp8_autocast, load, prepare_fp8, save_calibrated, with_fp8,
+use fp8::optim::{AdamWConfig, LrSchedule};
+use fp8::training::{
+    Events, Learner, Metrics, Progress, Silent, Stop, Trainer, TrainerConfig, TurnOptions, train,
 };
-use net::{Net, batch, initialize};
+use fp8::{Autocast, Recipe, fp8_autocast, load, save_calibrated};
+use net::{Net, initialize};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use std::path::{Path, PathBuf};
@@ -66,7 +69,7 @@ fn run(args: &Args) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(args.seed);
     let model = match &args.model {
         Some(model) => model.clone(),
-        None => make_base(&out.join("base"), &mut rng, &device)?,
+        None => make_base(&out.join("base"), args.seed, &mut rng, &device)?,
     };
     let base = Net::new(load::var_builder(&[&model], DType::F32, &device)?)
         .with_context(|| format!("{} is not a base of this example", model.display()))?;
@@ -84,75 +87,90 @@ fn run(args: &Args) -> Result<()> {
     let trainable: usize = adapters.all_vars().iter().map(|var| var.elem_count()).sum();
     println!("adapters: {trainable} trainable parameters");
 
-    let capitals = TEXT.to_uppercase();
-    let validation = batch(capitals.as_bytes(), 1024, &mut rng, &device)?;
-    let validate = |net: &Net<_>| net.loss(&validation)?.to_scalar::<f32>();
-    println!("loss before training: {:.3}", validate(&net)?);
-    let config = AdamWConfig {
-        lr: 5e-3,
-        weight_decay: 0.,
-        ..AdamWConfig::default()
-    };
-    let mut optimizer = AdamW::from_varmap(&adapters, config)?;
-    for step in 1..=args.steps {
-        // No guard: the layers of an FP8 file compute in FP8 on their own.
-        let loss = net.loss(&batch(capitals.as_bytes(), BATCH, &mut rng, &device)?)?;
-        let grads = loss.backward()?;
-        if step == 1 {
-            let missing = check_gradients(&adapters, &grads);
-            ensure!(
-                missing.is_empty(),
-                "no gradient reached {}",
-                missing.join(", ")
-            );
-            println!("every adapter has a gradient");
-        }
-        let report = optimizer.apply(&grads)?;
-        ensure!(
-            !report.skipped()?,
-            "step {step}: the gradient is not finite"
-        );
-        if step % 50 == 0 || step == args.steps {
-            println!("step {step:4}  loss {:.3}", loss.to_scalar::<f32>()?);
-        }
-    }
-    let trained = validate(&net)?;
+    let capitals = Bytes::new(TEXT.to_uppercase(), BATCH, args.seed, &device);
+    // No recipe: the layers of an FP8 file compute in FP8 on their own.
+    let mut trainer = Trainer::new("lora", net, adapters, capitals, config(5e-3, 0.))?;
+    let before = validated(&mut trainer)?;
+    println!("loss before training: {before:.3}");
+    learn(&mut trainer, args.steps, &mut Shown)?;
+    let trained = validated(&mut trainer)?;
     println!("loss after training: {trained:.3}");
 
     let path = out.join("adapters.safetensors");
-    adapters.save(&path)?;
+    trainer.vars().save(&path)?;
     // Load them into fresh adapters, as another program would.
-    initialize(&adapters, &mut rng)?;
-    load::dequantize_into(&adapters, &[&path])?;
-    let loaded = validate(&net)?;
+    initialize(trainer.vars(), &mut rng)?;
+    load::dequantize_into(trainer.vars(), &[&path])?;
+    let loaded = validated(&mut trainer)?;
     ensure!(loaded == trained, "the saved adapters give {loaded}");
     println!("saved: {}", path.display());
     Ok(())
 }
 
+/// A constant learning rate.
+fn config(lr: f64, weight_decay: f64) -> TrainerConfig {
+    let schedule = LrSchedule::Constant {
+        lr,
+        warmup_steps: 0,
+    };
+    TrainerConfig::new(schedule).with_optimizer(AdamWConfig {
+        lr,
+        weight_decay,
+        ..AdamWConfig::default()
+    })
+}
+
+/// Makes steps until the last one.
+fn learn(
+    trainer: &mut impl Learner<Error = fp8::training::Error>,
+    steps: u64,
+    events: &mut dyn Events,
+) -> Result<Metrics> {
+    let mut metrics = Metrics::in_memory();
+    let options = TurnOptions::new(steps)
+        .with_validate_every(None)
+        .with_checkpoint_every(None);
+    let trainers = std::slice::from_mut(trainer);
+    train(trainers, &options, &mut metrics, events, &Stop::default())?;
+    Ok(metrics)
+}
+
+fn validated(trainer: &mut impl Learner<Error = fp8::training::Error>) -> Result<f64> {
+    trainer.validate()?.context("there is no validation")
+}
+
+/// Prints the loss now and then.
+struct Shown;
+
+impl Events for Shown {
+    fn stepped(&mut self, progress: &Progress<'_>) {
+        let shows = progress.step.is_multiple_of(50) || progress.step == progress.steps;
+        if let (true, Some(last)) = (shows, progress.last) {
+            println!("step {:4}  loss {:.3}", progress.step, last.loss);
+        }
+    }
+}
+
 /// Trains a base for a while in FP8, calibrates it and saves it as an FP8 file.
-fn make_base(folder: &Path, rng: &mut StdRng, device: &Device) -> Result<PathBuf> {
-    const STEPS: usize = 400;
+fn make_base(folder: &Path, seed: u64, rng: &mut StdRng, device: &Device) -> Result<PathBuf> {
+    const STEPS: u64 = 400;
     let vars = VarMap::new();
     let net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, device))?;
     initialize(&vars, rng)?;
-    prepare_fp8(&net, &Default::default())?;
     let recipe: Recipe = "delayed".parse()?;
-    let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
-    let mut last = f32::NAN;
-    for _ in 0..STEPS {
-        let batch = batch(TEXT.as_bytes(), BATCH, rng, device)?;
-        let loss = with_fp8(recipe.clone(), || net.loss(&batch))?;
-        let report = optimizer.apply(&loss.backward()?)?;
-        ensure!(!report.skipped()?, "the gradient of the base is not finite");
-        last = loss.to_scalar()?;
-    }
+    let default = AdamWConfig::default();
+    let config = config(default.lr, default.weight_decay).with_recipe(Some(recipe.clone()));
+    let text = Bytes::new(TEXT.to_string(), BATCH, seed, device);
+    let mut trainer = Trainer::new("base", net, vars, text, config)?;
+    let metrics = learn(&mut trainer, STEPS, &mut Silent)?;
+    let last = metrics.last_train_loss("base");
     println!("trained a base for {STEPS} steps, loss {last:.3}");
     let guard = fp8_autocast(Autocast::new(recipe).calibrating(true))?;
-    net.loss(&batch(TEXT.as_bytes(), 1024, rng, device)?)?;
+    let objective = trainer.objective();
+    trainer.model().loss(&objective.validation()?)?;
     guard.close()?;
     std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let path = folder.join("model.safetensors");
-    save_calibrated(&net, &path)?;
+    save_calibrated(trainer.model(), &path)?;
     Ok(path)
 }

@@ -6,12 +6,11 @@ use candle_core::{Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::Fp8Module;
 use fp8::nn::{Embedding, Linear, LoraConfig, LoraLinear, embedding, linear, linear_no_bias, ops};
-use rand::Rng;
 use rand::rngs::StdRng;
 use rand_distr::{Distribution, Normal};
 
 /// The number of bytes that the next one is predicted from.
-const CONTEXT: usize = 16;
+pub const CONTEXT: usize = 16;
 const EMBED: usize = 16;
 const HIDDEN: usize = 512;
 /// Weight of the adapters; it is divided by their rank.
@@ -58,7 +57,7 @@ impl Net<Linear> {
 }
 
 impl<L: Module> Net<L> {
-    /// Mean cross entropy of a batch of [`batch`].
+    /// Mean cross entropy of the next bytes: U32 `[size, CONTEXT]` before each, and U32 `[size]`.
     pub fn loss(&self, (bytes, next): &(Tensor, Tensor)) -> candle_core::Result<Tensor> {
         let x = self.embed.forward(bytes)?.flatten_from(1)?;
         let x = ops::gelu(&self.up.forward(&x)?)?;
@@ -79,27 +78,4 @@ pub fn initialize(vars: &VarMap, rng: &mut StdRng) -> Result<()> {
         let values = (0..count).map(|_| normal.sample(rng)).collect();
         Ok(Some(Tensor::from_vec(values, shape, &Device::Cpu)?))
     })
-}
-
-/// `size` random positions in a text: the bytes before each, U32 `[size, CONTEXT]`, and the byte there, U32 `[size]`.
-pub fn batch(
-    text: &[u8],
-    size: usize,
-    rng: &mut StdRng,
-    device: &Device,
-) -> Result<(Tensor, Tensor)> {
-    let (mut bytes, mut next) = (vec![], vec![]);
-    for _ in 0..size {
-        let first = rng.random_range(0..text.len() - CONTEXT);
-        bytes.extend(
-            text[first..first + CONTEXT]
-                .iter()
-                .map(|&byte| u32::from(byte)),
-        );
-        next.push(u32::from(text[first + CONTEXT]));
-    }
-    Ok((
-        Tensor::from_vec(bytes, (size, CONTEXT), device)?,
-        Tensor::from_vec(next, size, device)?,
-    ))
 }

@@ -34,6 +34,8 @@ mod training;
 #[allow(dead_code, reason = "generate uses the rest")]
 #[path = "../shared/vocabulary.rs"]
 mod vocabulary;
+#[path = "../shared/watch.rs"]
+mod watch;
 mod weights;
 
 use anyhow::{Result, anyhow, bail, ensure};
@@ -42,6 +44,7 @@ use clap::Parser;
 use data::Data;
 use end::{end, one_line};
 use flags::Flags;
+use fp8::optim::MomentStorage;
 use fp8::ranks::{World, WorldOptions};
 use fp8::training::{Line, Metrics, trim_stats};
 use gpt::GptConfig;
@@ -49,7 +52,7 @@ use gpt::attention::Operands;
 use ranks::{Parallel, Ranks, Travel};
 use record::STATS;
 use run::Run;
-use settings::{Settings, saved_settings};
+use settings::{Moments, Settings, saved_settings};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -79,6 +82,9 @@ struct Args {
     /// How gradients travel between ranks
     #[arg(long, default_value = "f32")]
     gradients: Travel,
+    /// How the optimizer keeps its moments: 8 bytes of each parameter, or about 2 [default: f32]
+    #[arg(long)]
+    moments: Option<Moments>,
     /// Features of a token, an even number for each head [default: 256]
     #[arg(long)]
     hidden: Option<usize>,
@@ -146,6 +152,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.batch = args.batch.unwrap_or(settings.batch);
         settings.micro_batches = args.micro_batches.unwrap_or(ranks.group.size());
+        settings.moments = args.moments.map_or(settings.moments, Into::into);
         settings.model.attention = args.attention;
         for (size, asked) in sizes(&mut settings.model, args) {
             *size = asked.unwrap_or(*size);
@@ -176,6 +183,11 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
             args.micro_batches.as_ref(),
             &settings.micro_batches,
         )?;
+        let moments = args.moments.map(Into::into);
+        ensure!(
+            moments.is_none_or(|moments: MomentStorage| moments == settings.moments),
+            "--moments: the run was begun with another storage"
+        );
         if args.attention.is_some() {
             let saved = settings.model.attention;
             same("--attention", Some(&args.attention), &saved)?;

@@ -36,7 +36,7 @@ pub fn summarize(
     let mut summaries = vec![];
     for run in runs {
         let final_val_loss = run.validate(&validation)?;
-        metrics.push_validation(&run.name, run.step, final_val_loss)?;
+        metrics.push_validation(&run.name, run.step, final_val_loss, None)?;
         let median_step_ms = metrics.median_step_ms(&run.name);
         let tokens = (batch * model.context) as f64;
         summaries.push(Summary {
@@ -56,6 +56,7 @@ pub fn summarize(
             quantized_tensors: run.quantized_tensors(),
             model: serde_json::to_value(&run.config)?,
             parameters: size::check(model)?,
+            optimizer_bytes: run.weights.optimizer_bytes(),
             micro_batches: settings.micro_batches,
             ranks: ranks.group.size(),
             parallel: ranks.parallel.map(Parallel::name),

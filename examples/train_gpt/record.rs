@@ -26,6 +26,9 @@ pub struct Summary {
     /// As in `config.json`.
     pub model: serde_json::Value,
     pub parameters: u64,
+    /// Moments and masters of the optimizer, where this rank has all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optimizer_bytes: Option<u64>,
     pub micro_batches: usize,
     pub ranks: usize,
     /// What the ranks divide.

@@ -67,6 +67,8 @@ impl Run {
             weight_decay: 0.1,
             beta2: 0.95,
             max_grad_norm: Some(1.),
+            moments: settings.moments,
+            seed: settings.seed,
             ..AdamWConfig::default()
         };
         let matmul = scaled_matmul(name);

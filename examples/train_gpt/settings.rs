@@ -4,6 +4,8 @@ use crate::gpt::GptConfig;
 use crate::runs::checkpoints;
 use crate::weights;
 use anyhow::{Context, Result};
+use clap::ValueEnum;
+use fp8::optim::{Fp8Moments, MomentStorage};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,9 @@ pub struct Settings {
     #[serde(default = "one")]
     pub micro_batches: usize,
     pub learning_rate: f64,
+    /// How the optimizer keeps its moments.
+    #[serde(default)]
+    pub moments: MomentStorage,
     pub model: GptConfig,
     pub data: String,
     /// Layers that `auto` left in high precision: a resumed run does not measure again. None before it has chosen.
@@ -34,9 +39,30 @@ impl Default for Settings {
             batch: 8,
             micro_batches: 1,
             learning_rate: 6e-4,
+            moments: MomentStorage::F32,
             model: GptConfig::default(),
             data: String::new(),
             slow_layers: None,
+        }
+    }
+}
+
+/// The choice of `--moments`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Moments {
+    F32,
+    /// Codes rounded at random.
+    Fp8,
+    /// Codes rounded to nearest.
+    Fp8Nearest,
+}
+
+impl From<Moments> for MomentStorage {
+    fn from(moments: Moments) -> Self {
+        match moments {
+            Moments::F32 => Self::F32,
+            Moments::Fp8 => Self::Fp8(Fp8Moments::default().with_stochastic(true)),
+            Moments::Fp8Nearest => Self::Fp8(Fp8Moments::default().with_stochastic(false)),
         }
     }
 }

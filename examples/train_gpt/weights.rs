@@ -182,6 +182,14 @@ impl Weights {
         }
     }
 
+    /// Bytes of moments and masters of a plain run.
+    pub fn optimizer_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Plain { optimizer, .. } => Some(optimizer.state_bytes()),
+            _ => None,
+        }
+    }
+
     /// The loss of a batch, without a backward pass; the caller opens the guard of a recipe.
     pub fn loss(&self, gpt: &Gpt, batch: &Batch) -> Result<Tensor> {
         match self {

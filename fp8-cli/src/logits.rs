@@ -1,10 +1,10 @@
-//! `fp8 logits`: the logits of token ids, to compare with another framework.
+//! `fp8 logits`: the logits of token ids, or the features of an encoder, to compare with another framework.
 
 use crate::model::Source;
 use crate::output::print;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
-use fp8::models::{CausalLm, TextError};
+use fp8::models::{Model, TextError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -12,10 +12,11 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// A safetensors file with `input_ids`, [batch, tokens] of any integers
+    /// A safetensors file with `input_ids`, [batch, tokens] of any integers; for an encoder perhaps with `attention_mask`
     #[arg(long, value_name = "FILE")]
     ids: PathBuf,
-    /// The safetensors file to write: `logits`, [batch, tokens, vocabulary] in f32
+    /// The safetensors file to write: `logits`, [batch, tokens, vocabulary] in f32; of a classifier [batch, classes]; of an encoder
+    /// `features`, [batch, tokens, features]
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -26,7 +27,7 @@ pub fn run(args: &Args) -> Result<()> {
     let Some(ids) = tensors.get("input_ids") else {
         bail!("{} has no tensor `input_ids`", file());
     };
-    let (model, _) = args.source.load_llama()?;
+    let (model, _) = args.source.load()?;
     if let (Ok(tokens), Some(positions)) = (ids.dim(1), model.max_positions())
         && tokens > positions
     {
@@ -39,12 +40,22 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(error).with_context(file);
     }
     // All rows at once: a scale of the whole batch is one of the whole batch.
-    let logits = model
-        .forward(ids)
-        .with_context(file)?
-        .to_dtype(DType::F32)?;
+    let (name, result) = match &model {
+        Model::Bert(model) => {
+            let mask = match tensors.get("attention_mask") {
+                Some(mask) => mask.to_dtype(DType::U32)?,
+                None => ids.ones_like()?,
+            };
+            match model.labels().is_empty() {
+                true => ("features", model.forward(ids, &mask)),
+                false => ("logits", model.classify(ids, &mask)),
+            }
+        }
+        model => ("logits", model.forward(ids)),
+    };
+    let logits = result.with_context(file)?.to_dtype(DType::F32)?;
     let shape = logits.dims().to_vec();
-    let tensors = BTreeMap::from([("logits".to_string(), logits)]);
+    let tensors = BTreeMap::from([(name.to_string(), logits)]);
     fp8::atomic::write_safetensors_atomic(&args.out, &tensors, None)?;
-    print(&format!("{}: logits {shape:?}\n", args.out.display()))
+    print(&format!("{}: {name} {shape:?}\n", args.out.display()))
 }

@@ -1,6 +1,7 @@
 //! The command line tool `fp8`: inspects, rewrites and runs checkpoints. One file for each command.
 
 mod bench;
+mod card;
 mod check;
 mod convert;
 mod dequantize;
@@ -24,6 +25,8 @@ mod shown;
 mod source;
 mod train;
 mod usage;
+#[path = "../../examples/shared/watch.rs"]
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -52,15 +55,15 @@ enum Command {
     Merge(merge::Args),
     /// Compare the weights of two checkpoints.
     Diff(diff::Args),
-    /// Fine-tune a language model, in full or by adapters.
+    /// Fine-tune a language model or an encoder, in full or by adapters.
     Train(Box<train::Args>),
     /// Continue a text with a language model.
     Generate(generate::Args),
-    /// Compute the perplexity of a language model on a text.
+    /// Compute the perplexity of a language model on a text, or the accuracy of an encoder.
     Eval(eval::Args),
     /// Compute embeddings of texts with an encoder.
     Embed(embed::Args),
-    /// Compute the logits of token ids, to compare with another framework.
+    /// Compute the logits of token ids, or the features of an encoder, to compare with another framework.
     Logits(logits::Args),
     /// Measure how fast a language model reads and writes on this machine, or which layers are faster in FP8.
     Bench(Box<bench::Args>),

@@ -112,6 +112,14 @@ impl Source {
         Ok(model)
     }
 
+    /// Adds the adapter that `model` was loaded with to its weights, if there is one.
+    pub fn merge_adapter(&self, model: &mut Model) -> Result<()> {
+        match &self.how.adapter {
+            Some(_) => Ok(model.merge_adapter("adapter")?),
+            None => Ok(()),
+        }
+    }
+
     fn load_base(&self) -> Result<(Model, LinearSize)> {
         let dtype = self.how.dtype();
         let options = ModelOptions::new().with_dtype(dtype);

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | read a model | [`load::Checkpoint`], [`load::var_builder`], [`load::dequantize_into`] |
 //! | rewrite one: quantize, convert, dequantize | [`rewrite`] |
+//! | codes that keep the error of outputs small | [`search`] |
 //! | how a layer is stored | [`scheme`], [`contents`] |
 //! | check files that may be wrong | [`audit`] |
 //! | write a file or several, all or nothing | [`atomic`] |
@@ -27,6 +28,7 @@ pub mod read;
 pub mod rewrite;
 mod safetensors_file;
 pub mod scheme;
+pub mod search;
 mod spelling;
 
 pub use check::first_outside;

@@ -6,6 +6,7 @@ use super::counter::correction;
 use super::engine::Engine;
 use super::error::Result;
 use super::masters::MasterDType;
+use super::moments::MomentStorage;
 use super::plain::Variable;
 use super::real::Real;
 use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
@@ -79,7 +80,9 @@ pub struct AdamWConfig {
     pub master_weights: bool,
     /// The dtype of master copies, see [`MasterDType`]. Default: f32, for bf16 and f16 variables.
     pub master_dtype: MasterDType,
-    /// Seed of stochastic rounding, which 16-bit masters use. Default 0.
+    /// How moments are stored between steps. Default: in f32. Optimizers of scaled parameters take no other.
+    pub moments: MomentStorage,
+    /// Seed of stochastic rounding, which 16-bit masters and FP8 moments use. Default 0.
     pub seed: u64,
     /// After this many consecutive steps were skipped because of Inf or NaN, a step fails and names where those came from
     /// ([`OptimError::TooManySkipped`](super::OptimError::TooManySkipped)); None: never. Where a CUDA device decides whether a step is
@@ -99,6 +102,7 @@ impl Default for AdamWConfig {
             max_grad_norm: None,
             master_weights: false,
             master_dtype: MasterDType::F32,
+            moments: MomentStorage::F32,
             seed: 0,
             max_skipped_steps: Some(100),
         }
@@ -134,6 +138,7 @@ impl Rule for AdamWConfig {
             decay_scope: self.decay_scope,
             max_grad_norm: self.max_grad_norm,
             masters: self.master_weights.then_some(self.master_dtype),
+            moments: self.moments,
             seed: self.seed,
             max_skipped_steps: self.max_skipped_steps,
         }
@@ -147,8 +152,9 @@ impl Rule for AdamWConfig {
         self.lr = lr;
     }
 
-    fn keep_masters(&mut self, own: &Self) {
+    fn keep_storage(&mut self, own: &Self) {
         (self.master_weights, self.master_dtype) = (own.master_weights, own.master_dtype);
+        self.moments = own.moments;
     }
 
     /// The order of operations is that of candle-nn's AdamW; `kernels/adamw.cu` follows it too.

@@ -29,7 +29,7 @@ use super::veto::{CastVeto, SkipStreak};
 /// - Results do not depend on the number of threads. On CUDA devices they are those of the CPU to the bit (the sign of a zero in f64
 ///   aside), the norm included.
 /// - Moments of variables are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in f32 and rounded to nearest
-///   once. Master weights keep what that rounding loses: [`MasterDType`](super::MasterDType).
+///   once; or FP8: [`MomentStorage`](super::MomentStorage). Master weights keep what that rounding loses: [`MasterDType`](super::MasterDType).
 pub struct Engine<R: Rule, P: Parameter<R>> {
     pub(super) slots: Vec<Slot<P>>,
     pub(super) rule: R,

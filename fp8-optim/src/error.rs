@@ -202,6 +202,12 @@ pub enum OptimError {
         got: DType,
     },
 
+    /// FP8 moments were requested of an optimizer of scaled parameters.
+    #[error(
+        "moments of scaled parameters have the dtype of their parameter: leave the optimizer's `moments` at f32"
+    )]
+    ScaledMoments,
+
     /// Master weights were requested of an optimizer of scaled parameters.
     #[error(
         "scaled parameters have no master weights, {dtype:?} was asked for: their updates are kept by stochastic rounding"
@@ -256,6 +262,10 @@ pub enum OptimError {
         "sharded parameters are their own masters in f32: leave the optimizer's `masters` unset"
     )]
     ShardedMasters,
+
+    /// FP8 moments were asked for where each rank has a part of the parameters.
+    #[error("moments of sharded parameters are f32: leave the optimizer's `moments` unset")]
+    ShardedMoments,
 
     /// Any other error of an optimizer of your own.
     #[error(transparent)]

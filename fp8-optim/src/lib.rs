@@ -18,6 +18,7 @@
 //! | `host/`, `memory.rs` | a formula over host memory: pieces in f32, rounding, in place and in parallel |
 //! | `plain/` | variables: moments and masters, candle's operations, kernels of a CUDA device |
 //! | [`scaled`] | scaled parameters: the choice of scales, gradients in FP8 |
+//! | `moments/` | [`MomentStorage`]: moments in f32, or in FP8 by blocks |
 //! | `masters.rs`, `rounding.rs` | [`MasterDType`]; the rounding of scaled parameters, and counts of it |
 //! | `groups.rs`, `schedule.rs` | [`ParamGroup`], [`LrSchedule`] |
 //! | `norm.rs`, `veto.rs`, `counter.rs`, `report.rs` | parts of a step: the norm of gradients, non-finite casts, the step counter, [`StepReport`] |
@@ -69,6 +70,7 @@ mod loss_scaler;
 mod loss_scaler_config;
 mod masters;
 mod memory;
+mod moments;
 mod norm;
 mod parameter;
 mod plain;
@@ -98,6 +100,7 @@ pub use loss_scaled::{LossScaled, LossScaledStep};
 pub use loss_scaler::{DynamicLossScaler, LossScalerState};
 pub use loss_scaler_config::LossScalerConfig;
 pub use masters::MasterDType;
+pub use moments::{Fp8Moments, MomentStorage};
 pub use plain::{NamedOptimizer, Variable};
 pub use real::Real;
 pub use report::StepReport;

@@ -102,7 +102,9 @@ impl<R: Rule> Engine<R, Variable> {
     /// A copy of everything that updates depend on, except variables and hyperparameters.
     ///
     /// # Returns
-    /// `{variable}.{moment}` in the variable's shape (f32, or f64 for an f64 variable) for each variable that has moments,
+    /// `{variable}.{moment}` in the variable's shape (f32, or f64 for an f64 variable) for each variable that has moments; for moments in
+    /// FP8 ([`MomentStorage`](super::MomentStorage)) U8 codes, with `{variable}.{moment}.amax` (f32) and `{variable}.{moment}.curve` (U8:
+    /// the exponents 1, 2, 4 and 1/2 by number), one for each 128 elements;
     /// `{variable}.master_param` for each variable with a master copy ([`MasterDType`](super::MasterDType)), the step as [`STEP_NAME`]
     /// (i64, shape `[]`), and where moments begin with the first gradient the number of variables that have them. The moments are
     /// `exp_avg` and `exp_avg_sq` for AdamW, `momentum_buffer` (counted by `momentum_buffers`) for SGD.
@@ -132,8 +134,8 @@ impl<R: Rule> Engine<R, Variable> {
 }
 
 /// Steps after loading give the bits that the saved optimizer's steps would have given. The hyperparameters are restored too, with
-/// the learning rate of the next step and those of the groups, which must have the same patterns here. The choice of master weights is not
-/// restored. Change hyperparameters after loading with [`Engine::set_lr`] or [`Engine::set_config`], or keep your own with
+/// the learning rate of the next step and those of the groups, which must have the same patterns here. How masters and moments are stored is
+/// not restored. Change hyperparameters after loading with [`Engine::set_lr`] or [`Engine::set_config`], or keep your own with
 /// `ResumeOptions::keep_hyperparameters`.
 impl<R: Rule, P: Parameter<R>> ResumableOptimizer for Engine<R, P> {
     fn optimizer_state(&self) -> Result<OptimizerState> {
@@ -168,7 +170,7 @@ impl<R: Rule, P: Parameter<R>> ResumableOptimizer for Engine<R, P> {
             }
             self.shared.round = saved.round;
             // The tensors fit this optimizer's choice of master weights.
-            saved.config.keep_masters(&self.rule);
+            saved.config.keep_storage(&self.rule);
             self.put_config(saved.config);
         }
         Ok(())

@@ -59,7 +59,7 @@ pub struct Rates {
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
-/// use fp8_optim::{DecayScope, Engine, Moment, OptimError, Rates, Real, Rule, Settings, Variable};
+/// use fp8_optim::{DecayScope, Engine, Moment, MomentStorage, OptimError, Rates, Real, Rule, Settings, Variable};
 /// use serde::{Deserialize, Serialize};
 ///
 /// /// `m = beta m + (1 - beta) g; theta -= lr m`
@@ -77,6 +77,7 @@ pub struct Rates {
 ///             decay_scope: DecayScope::All,
 ///             max_grad_norm: None,
 ///             masters: None,
+///             moments: MomentStorage::F32,
 ///             seed: 0,
 ///             max_skipped_steps: Some(100),
 ///         }
@@ -129,8 +130,8 @@ pub trait Rule: Clone + std::fmt::Debug + Serialize + DeserializeOwned {
     /// Replaces the learning rate, which the engine has checked.
     fn set_lr(&mut self, lr: f64);
 
-    /// Takes over the choice of master weights from `own`: a loaded state fits that choice, whatever its hyperparameters say.
-    fn keep_masters(&mut self, own: &Self) {
+    /// Takes over from `own` how masters and moments are stored: a loaded state is brought into that form, whatever its hyperparameters say.
+    fn keep_storage(&mut self, own: &Self) {
         let _ = own;
     }
 

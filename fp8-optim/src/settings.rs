@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{OptimError, Result};
 use super::masters::MasterDType;
+use super::moments::MomentStorage;
 
 /// Which variables weight decay acts on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +40,8 @@ pub struct Settings {
     pub max_grad_norm: Option<f64>,
     /// The dtype of master weights; None: no master weights.
     pub masters: Option<MasterDType>,
+    /// How moments are stored.
+    pub moments: MomentStorage,
     /// Seed of stochastic rounding.
     pub seed: u64,
     /// This many skipped steps in a row are an error; None: never.

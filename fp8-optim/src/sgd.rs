@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::engine::Engine;
 use super::error::Result;
 use super::masters::MasterDType;
+use super::moments::MomentStorage;
 use super::plain::Variable;
 use super::real::Real;
 use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
@@ -71,7 +72,9 @@ pub struct SgdConfig {
     pub max_grad_norm: Option<f64>,
     /// The dtype of master weights. Default: no master weights.
     pub masters: Option<MasterDType>,
-    /// Seed of stochastic rounding, which 16-bit masters use. Default 0.
+    /// How the momentum buffer is stored between steps. Default: in f32. Optimizers of scaled parameters take no other.
+    pub moments: MomentStorage,
+    /// Seed of stochastic rounding, which 16-bit masters and FP8 moments use. Default 0.
     pub seed: u64,
     /// As [`AdamWConfig::max_skipped_steps`](super::AdamWConfig::max_skipped_steps). Default 100.
     pub max_skipped_steps: Option<u64>,
@@ -88,6 +91,7 @@ impl Default for SgdConfig {
             decay_scope: DecayScope::All,
             max_grad_norm: None,
             masters: None,
+            moments: MomentStorage::F32,
             seed: 0,
             max_skipped_steps: Some(100),
         }
@@ -104,6 +108,7 @@ impl SgdConfig {
         with_decay_scope(decay_scope: DecayScope);
         with_max_grad_norm(max_grad_norm: f64);
         with_masters(masters: MasterDType);
+        with_moments(moments: MomentStorage);
         with_seed(seed: u64);
         with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
     }
@@ -147,6 +152,7 @@ impl Rule for SgdConfig {
             decay_scope: self.decay_scope,
             max_grad_norm: self.max_grad_norm,
             masters: self.masters,
+            moments: self.moments,
             seed: self.seed,
             max_skipped_steps: self.max_skipped_steps,
         }
@@ -160,8 +166,8 @@ impl Rule for SgdConfig {
         self.lr = lr;
     }
 
-    fn keep_masters(&mut self, own: &Self) {
-        self.masters = own.masters;
+    fn keep_storage(&mut self, own: &Self) {
+        (self.masters, self.moments) = (own.masters, own.moments);
     }
 
     fn has_moments(&self) -> bool {

@@ -46,20 +46,33 @@ impl<'a> StateReader<'a> {
         shape: &Shape,
         non_negative: bool,
     ) -> Result<&'a Tensor> {
-        let tensor = self.take_unchecked(name, dtype, shape)?;
         let fits = |value: f64| value.is_finite() && !(non_negative && value < 0.0);
-        let Some((index, value)) = first_outside(tensor, fits)? else {
-            return Ok(tensor);
+        let expected = match non_negative {
+            true => "finite and not negative",
+            false => "finite",
         };
-        Err(OptimError::StateValue {
-            name: name.to_string(),
-            index,
-            value,
-            expected: match non_negative {
-                true => "finite and not negative",
-                false => "finite",
-            },
-        })
+        self.take_where(name, dtype, shape, fits, expected)
+    }
+
+    /// The tensor with this name, dtype and shape, whose values must all fit; `expected` says what does.
+    pub(super) fn take_where(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &Shape,
+        fits: impl Fn(f64) -> bool,
+        expected: &'static str,
+    ) -> Result<&'a Tensor> {
+        let tensor = self.take_unchecked(name, dtype, shape)?;
+        match first_outside(tensor, fits)? {
+            None => Ok(tensor),
+            Some((index, value)) => Err(OptimError::StateValue {
+                name: name.to_string(),
+                index,
+                value,
+                expected,
+            }),
+        }
     }
 
     /// Marks a name as read.

@@ -6,91 +6,12 @@ use fp8_ranks::{
     GroupOptions, ProcessGroup, ReduceOp, ReductionGroup, Result, World, WorldOptions,
 };
 use fp8_test_support::child::{child, from_parent};
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use fp8_test_support::mpirun::{HANGS, LAST_WORDS, launcher_is_open_mpi, mpirun, rank_passed, run};
+use std::process::Command;
+use std::time::Duration;
 
 /// How long ranks wait for each other where one does not come.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// The line after which a rank comes to nothing more.
-const LAST_WORDS: &str = "the rank leaves";
-
-/// What a job has said and how it ended.
-struct Ended {
-    status: ExitStatus,
-    said: String,
-    /// From [`LAST_WORDS`] to the end.
-    took: Duration,
-}
-
-/// This program on so many ranks, to run one ignored test.
-fn mpirun(ranks: usize, test: &str) -> Command {
-    let child = child(test);
-    let mut command = Command::new("mpirun");
-    command.args(["-n", &ranks.to_string()]);
-    command.arg(child.get_program()).args(child.get_args());
-    // As root, with more ranks than cores, and with threads beside each rank.
-    for (name, value) in [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-        ("OMPI_MCA_mpi_yield_when_idle", "1"),
-        ("RUST_BACKTRACE", "0"),
-    ] {
-        command.env(name, value);
-    }
-    command
-}
-
-/// Runs a command to its end. One that does not end is killed, and the test fails.
-fn run(command: &mut Command, limit: Duration) -> Ended {
-    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut started = command.spawn().expect("mpirun; is Open MPI installed?");
-    let mut stderr = started.stderr.take().expect("a pipe");
-    let errors = std::thread::spawn(move || {
-        let mut text = vec![];
-        stderr
-            .read_to_end(&mut text)
-            .map(|_| String::from_utf8_lossy(&text).into_owned())
-    });
-    let stdout = BufReader::new(started.stdout.take().expect("a pipe"));
-    let lines = std::thread::spawn(move || {
-        let (mut text, mut left) = (String::new(), None);
-        for line in stdout.lines().map_while(std::io::Result::ok) {
-            if line.contains(LAST_WORDS) {
-                left = Some(Instant::now());
-            }
-            text += &line;
-            text += "\n";
-        }
-        (text, left)
-    });
-    let begin = Instant::now();
-    let status = loop {
-        match started.try_wait().expect("a status") {
-            Some(status) => break status,
-            None if begin.elapsed() > limit => {
-                let _ = started.kill();
-                break started.wait().expect("a status");
-            }
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    };
-    let (end, hung) = (Instant::now(), begin.elapsed() > limit);
-    let (mut said, left) = lines.join().expect("the lines");
-    said += &errors.join().expect("the errors").expect("text");
-    assert!(!hung, "it did not end: {said}");
-    Ended {
-        status,
-        said,
-        took: end - left.unwrap_or(begin),
-    }
-}
-
-/// Not a measure of speed: the end of a job that would hang.
-const HANGS: Duration = Duration::from_secs(300);
-
 #[test]
 fn every_case_on_one_to_four_ranks() {
     for ranks in 1..=4 {
@@ -99,8 +20,7 @@ fn every_case_on_one_to_four_ranks() {
             HANGS,
         );
         assert!(ended.status.success(), "{ranks} ranks: {}", ended.said);
-        let passed = ended.said.matches("test result: ok. 1 passed").count();
-        assert_eq!(passed, ranks, "{}", ended.said);
+        assert_eq!(ended.passed, ranks, "{}", ended.said);
     }
 }
 
@@ -112,6 +32,7 @@ fn every_case_in_many_messages() {
         command.env("FP8_RANKS_SIZE", ranks.to_string());
         let ended = run(command.env("FP8_RANKS_LARGEST", "1000"), HANGS);
         assert!(ended.status.success(), "{ranks} ranks: {}", ended.said);
+        assert_eq!(ended.passed, ranks, "{}", ended.said);
     }
 }
 
@@ -138,7 +59,9 @@ fn every_case() {
         }
         case(group);
     }
+    let rank = group.rank();
     world.finish().expect("the end");
+    rank_passed(rank);
 }
 
 /// How rank 1 of 3 leaves the others, and what must then be said: the rank, and the operation where anybody can know it.
@@ -207,12 +130,6 @@ fn a_job_ends_soon_after_any_rank_has_left_it() {
             ended.said
         );
     }
-}
-
-fn launcher_is_open_mpi() -> bool {
-    let version = Command::new("mpirun").arg("--version").output();
-    let version = version.expect("mpirun").stdout;
-    String::from_utf8_lossy(&version).contains("Open MPI")
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! | [`AdapterConfig`] | adapters of low rank (LoRA), which PEFT reads and writes: [`Model::add_adapter`] |
 //! | [`CausalLm`] | a language model as generation uses it |
 //! | [`generate()`], [`generate_text`] | continue prompts, many at once, token by token |
+//! | [`find_codes`] | chooses FP8 codes and scales by the errors of layers on samples |
 //! | [`Tokenizer`] | text to tokens and back, chats |
 //! | [`gguf`] | GGUF files as models in high precision, and as output |
 //!
@@ -22,6 +23,7 @@ mod files;
 mod generation;
 mod layers;
 mod open;
+mod search;
 pub(crate) mod setters;
 mod text;
 mod to_gguf;
@@ -32,8 +34,10 @@ pub use families::*;
 pub use files::{hub, remote};
 pub use fp8_files::adapter::{AdapterConfig, AdapterError, Targets};
 pub use generation::*;
+pub(crate) use generation::{Ends, Row, check_prompt, checked};
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};
 pub use open::{ModelOptions, config_of, of_checkpoint, open};
+pub use search::{FoundCodes, OutputError, find_codes};
 pub use text::{ChatMessage, Tokenizer};
 
 /// GGUF files: read as models in high precision, and written for llama.cpp.

@@ -1,7 +1,8 @@
-//! Models of files whose parameters are variables, and the files of their trained values.
+//! Models of files whose parameters are variables.
 
-use super::error::Result;
-use crate::fp8_core::philox4x32_10;
+use super::error::{Error, Result};
+use super::initial::draw;
+use super::vars::locked;
 use crate::load::{Checkpoint, OpenOptions};
 use crate::models::gguf::{GgufFile, GgufSource, is_gguf};
 use crate::models::{Config, Error as ModelError, Model, config_of};
@@ -11,7 +12,7 @@ use candle_core::{DType, Device, Tensor, TensorId, Var};
 use candle_nn::{VarBuilder, VarMap};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A model of a file, with all of its parameters as variables: FP8 weights are dequantized.
 pub struct TrainableModel {
@@ -41,6 +42,49 @@ impl TrainableModel {
         Self::of(source, &config, dtype, device)
     }
 
+    /// [`TrainableModel::open`] for an encoder that shall tell these classes apart. A classifier of the file is trained on if it has the
+    /// same classes; otherwise it is new, drawn by `seed`, and so is the pooler if the file has none.
+    ///
+    /// # Errors
+    /// As [`models::open`](crate::models::open()), and [`Error::Objective`] for a language model.
+    pub fn open_classifier(
+        path: impl AsRef<Path>,
+        labels: &[String],
+        seed: u64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let (source, config) = open_source(path.as_ref())?;
+        let Config::Bert(mut config) = config else {
+            return Err(Error::Objective {
+                objective: "classify texts",
+                expected: "an encoder",
+            });
+        };
+        let keeps = config.labels == labels;
+        config.labels = labels.to_vec();
+        let is_new = |name: &str| is_classifier(name) && !keeps;
+        let may_miss = |name: &str| is_classifier(name) || is_pooler(name);
+        let config = Config::Bert(config);
+        let (made, missing) = Self::build(source, &config, (dtype, device), is_new, may_miss)?;
+        draw(&made.vars, seed, |name| missing.contains(name))?;
+        Ok(made)
+    }
+
+    /// The same model without the classifier that its file may have: its features alone are trained, and the file's classifier keeps its
+    /// values.
+    ///
+    /// # Errors
+    /// If the lock of the variables is poisoned.
+    pub fn without_classifier(mut self) -> Result<Self> {
+        if let Model::Bert(bert) = &mut self.model {
+            bert.remove_classifier();
+            let used = used_tensors(&self.model);
+            locked(&self.vars)?.retain(|_, var| used.contains(&var.as_tensor().id()));
+        }
+        Ok(self)
+    }
+
     /// Makes the model from the tensors of `source`.
     ///
     /// # Errors
@@ -51,11 +95,24 @@ impl TrainableModel {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        let target = (dtype, device);
+        Ok(Self::build(source, config, target, |_| false, |_| false)?.0)
+    }
+
+    /// Makes the model without the tensors of the source that `is_new` names. Also gives the parameters that the source does not have,
+    /// which `may_miss` has to allow.
+    fn build(
+        source: Box<dyn Source>,
+        config: &Config,
+        (dtype, device): (DType, &Device),
+        is_new: impl Fn(&str) -> bool,
+        may_miss: impl Fn(&str) -> bool,
+    ) -> Result<(Self, HashSet<String>)> {
         let vars = VarMap::new();
         let mut values = BTreeMap::new();
         for name in source.names() {
             let is_float = source.dtype(&name).is_none_or(|dtype| dtype.is_float());
-            if is_float {
+            if is_float && !is_new(&name) {
                 let value = source.value(&name, dtype)?.to_device(device)?;
                 values.insert(name, Var::from_tensor(&value)?);
             }
@@ -71,7 +128,9 @@ impl TrainableModel {
         let used = used_tensors(&model);
         let mut kept = locked(&vars)?;
         // A parameter that the model has asked for and the file does not have would begin with random numbers.
-        if let Some(name) = kept.keys().find(|name| !all.contains_key(*name)) {
+        let missing = kept.keys().filter(|name| !all.contains_key(*name));
+        let missing: HashSet<String> = missing.cloned().collect();
+        if let Some(name) = missing.iter().find(|name| !may_miss(name)) {
             let (tensor, place) = (name.clone(), "the model's file".into());
             return Err(crate::FilesError::MissingTensor { tensor, place }.into());
         }
@@ -79,12 +138,21 @@ impl TrainableModel {
         let learns = |name: &String| !name.ends_with("e_score_correction_bias");
         kept.retain(|name, var| learns(name) && used.contains(&var.as_tensor().id()));
         drop(kept);
-        Ok(Self {
+        let made = Self {
             model,
             vars,
             source,
-        })
+        };
+        Ok((made, missing))
     }
+}
+
+fn is_classifier(name: &str) -> bool {
+    name.starts_with("classifier.")
+}
+
+fn is_pooler(name: &str) -> bool {
+    name.contains("pooler.dense.")
 }
 
 impl std::fmt::Debug for TrainableModel {
@@ -108,13 +176,6 @@ fn open_source(path: &Path) -> Result<(Box<dyn Source>, Config)> {
     Ok((Box::new(checkpoint), config))
 }
 
-type Locked<'a> = std::sync::MutexGuard<'a, std::collections::HashMap<String, Var>>;
-
-fn locked(vars: &VarMap) -> Result<Locked<'_>> {
-    let poisoned = |_| candle_core::Error::msg("the VarMap's lock is poisoned").into();
-    vars.data().lock().map_err(poisoned)
-}
-
 /// The tensors that a model shows.
 fn used_tensors(model: &Model) -> HashSet<TensorId> {
     struct Ids(HashSet<TensorId>);
@@ -130,120 +191,4 @@ fn used_tensors(model: &Model) -> HashSet<TensorId> {
     let mut ids = Ids(HashSet::new());
     model.visit(&mut ids);
     ids.0
-}
-
-/// Draws the matrices of new adapters by a seed, uniformly from +-1 / sqrt(in_features) for each A as PEFT does; each B stays zero. The same seed and names
-/// give the same numbers on every machine.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::VarMap;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let vars = VarMap::new();
-/// vars.get((2, 3), "q_proj.lora_A.weight", candle_nn::init::ZERO, DType::F32, &Device::Cpu)?;
-/// fp8::training::initialize_adapter(&vars, 7)?;
-/// # assert!(vars.all_vars()[0].abs()?.sum_all()?.to_scalar::<f32>()? > 0.);
-/// # Ok(()) }
-/// ```
-///
-/// # Errors
-/// If a variable cannot be set.
-pub fn initialize_adapter(vars: &VarMap, seed: u64) -> Result<()> {
-    let vars = locked(vars)?;
-    let mut names: Vec<_> = vars.iter().collect();
-    names.sort_by_key(|(name, _)| *name);
-    for (number, (_, var)) in (names.iter())
-        .filter(|(name, _)| name.ends_with("lora_A.weight"))
-        .enumerate()
-    {
-        let (rank, inputs) = var.dims2()?;
-        let bound = 1. / (inputs.max(1) as f32).sqrt();
-        let key = [seed as u32, (seed >> 32) as u32];
-        let values = (0..(rank * inputs).div_ceil(4)).flat_map(|i| {
-            let counter = [i as u32, (i >> 32) as u32, number as u32, 0];
-            // 24 bits each, as many as an f32 below 1 has.
-            let unit = |word: u32| (word >> 8) as f32 / (1 << 24) as f32;
-            philox4x32_10(counter, key).map(|word| (2. * unit(word) - 1.) * bound)
-        });
-        let values: Vec<f32> = values.take(rank * inputs).collect();
-        let values = Tensor::from_vec(values, (rank, inputs), var.device())?;
-        var.set(&values.to_dtype(var.dtype())?)?;
-    }
-    Ok(())
-}
-
-/// A model's file with other values for some of its tensors, to be written by [`rewrite`](crate::rewrite): with
-/// [`dequantize`](crate::rewrite::dequantize) in high precision, with [`quantize`](crate::rewrite::quantize) in FP8.
-///
-/// Tensors without a variable, which the model does not use, keep their values.
-pub struct Trained<'a> {
-    source: &'a dyn Source,
-    values: BTreeMap<String, Tensor>,
-}
-
-impl<'a> Trained<'a> {
-    /// The model of `source` with the values of `vars`.
-    ///
-    /// # Errors
-    /// If the lock of `vars` is poisoned.
-    pub fn new(source: &'a dyn Source, vars: &VarMap) -> Result<Self> {
-        let vars = locked(vars)?;
-        let values = vars.iter().map(|(name, var)| (name.clone(), var.detach()));
-        Ok(Self {
-            source,
-            values: values.collect(),
-        })
-    }
-}
-
-impl std::fmt::Debug for Trained<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trained")
-            .field("values", &self.values.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Source for Trained<'_> {
-    fn names(&self) -> Vec<String> {
-        self.source.names()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.source.shape(name)
-    }
-
-    fn dtype(&self, name: &str) -> Option<DType> {
-        match self.values.get(name) {
-            Some(value) => Some(value.dtype()),
-            None => self.source.dtype(name),
-        }
-    }
-
-    fn is_fp8(&self, name: &str) -> bool {
-        !self.values.contains_key(name) && self.source.is_fp8(name)
-    }
-
-    fn value(&self, name: &str, dtype: DType) -> crate::fp8_files::Result<Tensor> {
-        match self.values.get(name) {
-            Some(value) => Ok(value.to_device(&Device::Cpu)?.to_dtype(dtype)?),
-            None => self.source.value(name, dtype),
-        }
-    }
-
-    fn config(&self) -> Option<&Value> {
-        self.source.config()
-    }
-
-    fn directory(&self) -> Option<PathBuf> {
-        self.source.directory()
-    }
-
-    fn files(&self) -> crate::fp8_files::Result<BTreeMap<String, Value>> {
-        self.source.files()
-    }
-
-    fn tied(&self) -> BTreeMap<String, String> {
-        self.source.tied()
-    }
 }

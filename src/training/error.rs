@@ -79,6 +79,14 @@ pub enum Error {
         /// What that takes.
         expected: &'static str,
     },
+    /// A model has other classes than its data.
+    #[error("the data has the classes {data}, the model {}", classes(.model))]
+    Labels {
+        /// Those of the model.
+        model: String,
+        /// Those of the data.
+        data: String,
+    },
     /// No micro-batch of a step has a token or a label to learn from.
     #[error("step {step}: no token of the batch has a target")]
     EmptyBatch {
@@ -148,6 +156,13 @@ impl std::fmt::Display for NotFinite {
 
 /// The result of an operation of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn classes(labels: &str) -> String {
+    match labels.is_empty() {
+        true => "no classifier".to_string(),
+        false => format!("has {labels}"),
+    }
+}
 
 fn last_checkpoint(checkpoint: &Option<(PathBuf, u64)>) -> String {
     match checkpoint {

@@ -3,8 +3,7 @@
 use super::error::{Error, Result};
 use super::metrics::{METRICS, Metrics};
 use super::plot::loss_svg;
-use super::stats::{append_stats, trim_stats};
-use crate::StatsReport;
+use super::stats::trim_stats;
 use crate::atomic::write_atomic;
 use crate::read::read_text;
 use serde::Serialize;
@@ -127,19 +126,15 @@ impl RunFolder {
     /// # Errors
     /// If the files cannot be read or written.
     pub fn metrics(&self, name: &str, done: u64) -> Result<Metrics> {
-        let stats = self.path.join(STATS);
-        trim_stats(stats, |run, step| run == name && step <= done)?;
+        trim_stats(self.stats(), |run, step| run == name && step <= done)?;
         Metrics::open(&self.path, |line| {
             line.recipe() == name && line.step() <= done
         })
     }
 
-    /// Appends a line for each cast of a measured step.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn append_stats(&self, name: &str, step: u64, stats: &StatsReport) -> Result<()> {
-        append_stats(self.path.join(STATS), name, step, stats)
+    /// The file of the casts of measured steps, for [`append_stats`](super::append_stats).
+    pub fn stats(&self) -> PathBuf {
+        self.path.join(STATS)
     }
 
     /// Writes `summary.json` and, if there is a loss, `loss.svg`.

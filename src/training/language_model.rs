@@ -3,62 +3,38 @@
 use super::data::{Batch, Dataset, IGNORED, Task};
 use super::error::{Error, Result};
 use super::objective::{Objective, Part};
+use super::rows::{Batches, Rows};
 use crate::models::{Llama, Model};
 use candle_core::{Device, Tensor};
+
+const OBJECTIVE: &str = "predict the next token";
 
 /// Predicts each next token of a [`Dataset`]'s documents, by the targets of its batches.
 #[derive(Debug)]
 pub struct NextToken {
-    data: Dataset,
-    rows: usize,
-    validation: Vec<Batch>,
-    dropout_seed: Option<u64>,
-}
-
-/// Rows of tokens, and the seed of dropout in their forward pass.
-#[derive(Debug, Clone)]
-pub struct Rows {
-    batch: Batch,
-    dropout_seed: Option<u64>,
+    batches: Batches,
 }
 
 impl NextToken {
     /// Steps of so many rows of `data`.
     ///
     /// # Errors
-    /// [`Error::Setting`] without a row; [`Error::Objective`] for data that is to be classified.
+    /// [`Error::Setting`] without a row; [`Error::Objective`] for data of another task.
     pub fn new(data: Dataset, rows: usize) -> Result<Self> {
-        if rows == 0 {
-            return Err(Error::Setting {
-                key: "rows",
-                value: "0".into(),
-                expected: "at least 1",
-            });
-        }
-        if data.task() != Task::LanguageModel {
-            return Err(Error::Objective {
-                objective: "predict the next token",
-                expected: "data of `Task::LanguageModel`",
-            });
-        }
-        let validation = data.validation_batches(rows).collect();
-        Ok(Self {
-            data,
-            rows,
-            validation,
-            dropout_seed: None,
-        })
+        let expected = "data of `Task::LanguageModel`";
+        let batches = Batches::new(data, rows, Task::LanguageModel, OBJECTIVE, expected)?;
+        Ok(Self { batches })
     }
 
     /// Turns dropout in adapters on, with random bits from this seed, the step and the part of its batch.
     pub fn with_dropout_seed(mut self, seed: u64) -> Self {
-        self.dropout_seed = Some(seed);
+        self.batches.set_dropout_seed(seed);
         self
     }
 
     /// The data.
     pub fn data(&self) -> &Dataset {
-        &self.data
+        &self.batches.data
     }
 }
 
@@ -66,19 +42,14 @@ impl Objective<Model> for NextToken {
     type Batch = Rows;
 
     fn micro_batch(&self, step: u64, part: Part) -> Result<Rows> {
-        let place = (step << 16) ^ part.index as u64;
-        Ok(Rows {
-            batch: rows_of(self.data.train_batch(step, self.rows), part),
-            dropout_seed: (self.dropout_seed)
-                .map(|seed| seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ place),
-        })
+        Ok(self.batches.micro_batch(step, part))
     }
 
     fn loss(&self, model: &Model, rows: &Rows) -> Result<Tensor> {
         model.set_dropout_seed(rows.dropout_seed);
         let Some(model) = model.llama() else {
             return Err(Error::Objective {
-                objective: "predict the next token",
+                objective: OBJECTIVE,
                 expected: "a language model",
             });
         };
@@ -99,18 +70,15 @@ impl Objective<Model> for NextToken {
     }
 
     fn validation_batches(&self) -> usize {
-        self.validation.len()
+        self.batches.validation_batches()
     }
 
     fn validation_batch(&self, index: usize) -> Result<Rows> {
-        Ok(Rows {
-            batch: self.validation[index].clone(),
-            dropout_seed: None,
-        })
+        Ok(self.batches.validation_batch(index))
     }
 
     fn fingerprint(&self) -> String {
-        format!("{} in batches of {}", self.data.fingerprint(), self.rows)
+        self.batches.fingerprint()
     }
 }
 
@@ -125,10 +93,4 @@ fn next_token_loss(model: &Llama, batch: &Batch) -> Result<Tensor> {
         .map(|(place, target)| (place as u32, *target))
         .unzip();
     Ok(model.loss(&features, &places, &targets)?)
-}
-
-/// A part of the rows of a batch; the parts have nearly equal numbers.
-fn rows_of(batch: Batch, part: Part) -> Batch {
-    let at = |index: usize| batch.rows * index / part.count.max(1);
-    batch.part(at(part.index)..at(part.index + 1))
 }

@@ -38,6 +38,11 @@ pub trait Learner {
     /// If the model fails.
     fn validate(&mut self) -> Result<Option<f64>, Self::Error>;
 
+    /// The share of targets that the last validation found predicted right; None, the default, where that is not counted.
+    fn accuracy(&self) -> Option<f64> {
+        None
+    }
+
     /// Writes a checkpoint.
     ///
     /// # Errors

@@ -42,6 +42,9 @@ pub enum Line {
         step: u64,
         /// The mean loss over held-out data.
         val_loss: f64,
+        /// The share of targets that were predicted right, where that is counted.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        accuracy: Option<f64>,
     },
 }
 
@@ -69,7 +72,7 @@ impl Line {
 /// let dir = tempfile::tempdir()?;
 /// let mut metrics = Metrics::open(dir.path(), |_| true)?;
 /// metrics.push_step("delayed", &StepRecord::new(1, 2.5))?;
-/// metrics.push_validation("delayed", 1, 2.75)?;
+/// metrics.push_validation("delayed", 1, 2.75, None)?;
 /// assert_eq!(metrics.train_curve("delayed"), [(1, 2.5)]);
 /// metrics.push_step("delayed", &StepRecord::new(2, 2.25))?;
 /// // A resumed run keeps the lines of the steps before its checkpoint.
@@ -164,12 +167,28 @@ impl Metrics {
     ///
     /// # Errors
     /// As [`Metrics::push`].
-    pub fn push_validation(&mut self, name: &str, step: u64, val_loss: f64) -> Result<()> {
+    pub fn push_validation(
+        &mut self,
+        name: &str,
+        step: u64,
+        val_loss: f64,
+        accuracy: Option<f64>,
+    ) -> Result<()> {
         self.push(Line::Validation {
             recipe: name.to_string(),
             step,
             val_loss,
+            accuracy,
         })
+    }
+
+    /// The accuracy of the last validation of a run, if it was counted.
+    pub fn last_accuracy(&self, name: &str) -> Option<f64> {
+        let validations = self.of(name).filter_map(|line| match line {
+            Line::Validation { accuracy, .. } => Some(*accuracy),
+            Line::Train { .. } => None,
+        });
+        validations.last().flatten()
     }
 
     fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Line> {

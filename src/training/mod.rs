@@ -8,39 +8,52 @@
 //! | [`TrainableModel`], [`Trained`] | a model of a file with variables as parameters; the file of its trained values |
 //! | [`Dataset`] | batches of text files, chats and labelled texts |
 //! | [`NextToken`] | the objective of language models |
+//! | [`Classify`], [`Contrast`] | those of encoders: labels of texts, embeddings of queries and their texts |
 //! | [`train`] | drives one or several [`Learner`]s, taking turns, until the last step or a stop |
 //! | [`RunFolder`], [`Metrics`] | the files of a run: checkpoints, `metrics.jsonl`, `summary.json`, `loss.svg` |
 //!
 //! [`crate::guide::fine_tuning`] goes through a run.
 
 mod base;
+mod classify;
 mod config;
+mod contrast;
 mod data;
+mod encoder;
 mod error;
 mod folder;
+mod initial;
 mod language_model;
 mod learner;
 mod metrics;
 mod objective;
 mod plot;
 mod progress;
+mod rows;
 mod stats;
+mod trained;
 mod trainer;
 mod turns;
+mod vars;
 
-pub use base::{TrainableModel, Trained, initialize_adapter};
+pub use base::TrainableModel;
+pub use classify::Classify;
 pub use config::TrainerConfig;
+pub use contrast::Contrast;
 pub use data::{
     Batch, DataError, Dataset, DatasetOptions, DatasetSummary, IGNORED, Place, Task, Validation,
 };
 pub use error::{Error, NotFinite, Result};
 pub use folder::RunFolder;
-pub use language_model::{NextToken, Rows};
+pub use initial::initialize_adapter;
+pub use language_model::NextToken;
 pub use learner::{Learner, StepRecord};
 pub use metrics::{Line, Metrics};
-pub use objective::{Objective, Part};
+pub use objective::{Measured, Objective, Part};
 pub use plot::loss_svg;
 pub use progress::{Events, Progress, Silent, Stop};
+pub use rows::Rows;
 pub use stats::{append_stats, trim_stats};
+pub use trained::Trained;
 pub use trainer::Trainer;
 pub use turns::{Ended, TurnOptions, train};

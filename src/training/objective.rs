@@ -25,6 +25,29 @@ impl Part {
     }
 }
 
+/// What a validation measures of a batch.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Measured {
+    /// The mean loss over its targets, a scalar.
+    pub loss: Tensor,
+    /// How many targets were predicted right; None where that is not counted.
+    pub hits: Option<usize>,
+}
+
+impl Measured {
+    /// A loss alone.
+    pub fn new(loss: Tensor) -> Self {
+        Self { loss, hits: None }
+    }
+
+    /// Adds the number of targets that were predicted right.
+    pub fn with_hits(mut self, hits: usize) -> Self {
+        self.hits = Some(hits);
+        self
+    }
+}
+
 /// What is learned: batches, and their loss under a model `M`.
 ///
 /// Batches depend on the step alone, so that a resumed run sees the same ones.
@@ -43,6 +66,14 @@ pub trait Objective<M> {
     /// # Errors
     /// If the model fails.
     fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor>;
+
+    /// What a validation measures; [`Objective::loss`] alone by default.
+    ///
+    /// # Errors
+    /// If the model fails.
+    fn measure(&self, model: &M, batch: &Self::Batch) -> Result<Measured> {
+        Ok(Measured::new(self.loss(model, batch)?))
+    }
 
     /// How many targets the loss is the mean of, which is the weight of a micro-batch in its step. Batches without targets are left out.
     fn targets(&self, batch: &Self::Batch) -> usize;
@@ -72,4 +103,45 @@ pub trait Objective<M> {
 
     /// Identifies the data: a run resumes only with the data that it began with.
     fn fingerprint(&self) -> String;
+}
+
+/// An objective that is chosen when a program runs.
+impl<M, T: Objective<M> + ?Sized> Objective<M> for Box<T> {
+    type Batch = T::Batch;
+
+    fn micro_batch(&self, step: u64, part: Part) -> Result<Self::Batch> {
+        (**self).micro_batch(step, part)
+    }
+
+    fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor> {
+        (**self).loss(model, batch)
+    }
+
+    fn measure(&self, model: &M, batch: &Self::Batch) -> Result<Measured> {
+        (**self).measure(model, batch)
+    }
+
+    fn targets(&self, batch: &Self::Batch) -> usize {
+        (**self).targets(batch)
+    }
+
+    fn may_be_idle(&self, parameter: &str) -> bool {
+        (**self).may_be_idle(parameter)
+    }
+
+    fn tokens(&self, batch: &Self::Batch) -> usize {
+        (**self).tokens(batch)
+    }
+
+    fn validation_batches(&self) -> usize {
+        (**self).validation_batches()
+    }
+
+    fn validation_batch(&self, index: usize) -> Result<Self::Batch> {
+        (**self).validation_batch(index)
+    }
+
+    fn fingerprint(&self) -> String {
+        (**self).fingerprint()
+    }
 }

@@ -42,6 +42,8 @@ pub struct Progress<'a> {
     pub steps: u64,
     /// The results of the last step that was read.
     pub last: Option<&'a StepRecord>,
+    /// The share of targets that the last validation found predicted right, where that is counted.
+    pub accuracy: Option<f64>,
 }
 
 /// Is told what a run does. Every method does nothing by default.

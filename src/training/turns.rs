@@ -106,13 +106,14 @@ pub fn train<L: Learner>(
                 step,
                 steps: options.steps,
                 last: last.as_ref(),
+                accuracy: learner.accuracy(),
             };
             events.stepped(&progress);
             if let Some(stats) = &stats {
                 events.measured(&progress, stats);
             }
             if let Some(val_loss) = validation {
-                metrics.push_validation(learner.name(), step, val_loss)?;
+                metrics.push_validation(learner.name(), step, val_loss, learner.accuracy())?;
                 events.validated(&progress, val_loss);
             }
             if saves {

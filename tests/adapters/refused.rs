@@ -55,8 +55,8 @@ fn other_kinds_are_refused_by_name() {
         ),
         (json!({ "bias": "all" }), ["`bias` is \"all\"", "\"none\""]),
         (
-            json!({ "modules_to_save": ["lm_head"] }),
-            ["`modules_to_save` is [\"lm_head\"]", "null"],
+            json!({ "modules_to_save": "lm_head" }),
+            ["`modules_to_save` is \"lm_head\"", "a list of texts"],
         ),
         (
             json!({ "target_parameters": ["experts.w1"] }),
@@ -209,6 +209,57 @@ fn files_have_to_be_whole() -> Outcome {
     }
     for refusal in refusals(&base, &dir.path().join("nothing")) {
         assert!(refusal.contains("adapter_config.json"), "{refusal}");
+    }
+    Ok(())
+}
+
+/// Layers that an adapter replaces: the model must have them, in these sizes; only a classifier may be new.
+#[test]
+fn replaced_layers_have_to_fit() -> Outcome {
+    let cases: [(&str, &str, &str, &[usize], &str); 5] = [
+        (
+            "llama",
+            "llama.names",
+            "classifier.weight",
+            &[3, 64],
+            "classifier",
+        ),
+        (
+            "llama",
+            "llama.names",
+            "model.layers.0.self_attn.o_proj.weight",
+            &[8, 8],
+            "[8, 8]",
+        ),
+        (
+            "llama",
+            "llama.names",
+            "model.layers.0.self_attn.o_proj.bias",
+            &[8],
+            "o_proj.bias",
+        ),
+        (
+            "llama",
+            "llama.names",
+            "model.layers.0.self_attn.o_proj.weight",
+            &[8],
+            "o_proj.weight",
+        ),
+        ("bert", "bert.all", "score.weight", &[3, 64], "score"),
+    ];
+    for (family, name, tensor, shape, part) in cases {
+        let base = Base::new(family);
+        let dir = tempfile::tempdir()?;
+        let saved = json!({ "modules_to_save": ["classifier", "score", "o_proj"] });
+        changed(name, saved, dir.path());
+        let path = dir.path().join("adapter_model.safetensors");
+        let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu)?;
+        let own = Tensor::zeros(shape, DType::F32, &Device::Cpu)?;
+        tensors.insert(format!("base_model.model.{tensor}"), own);
+        candle_core::safetensors::save(&tensors, &path)?;
+        for refusal in refusals(&base, dir.path()) {
+            assert!(refusal.contains(part), "{tensor}: {refusal}");
+        }
     }
     Ok(())
 }

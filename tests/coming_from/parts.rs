@@ -254,6 +254,7 @@ fn training(
         eps,
         weight_decay,
         master_weights,
+        moments,
         master_dtype,
         ..
     } = AdamWConfig::default();

@@ -4,49 +4,13 @@ use crate::toy::Toy;
 use fp8::models::{
     FinishReason, GenerationOptions, Result, TextPiece, TextStream, Tokenizer, generate_text,
 };
-use serde_json::{Value, json};
+use fp8_test_support::tokenizer::write_byte_tokenizer;
 use std::ops::ControlFlow;
-
-/// The letters of byte-level BPE for the bytes of `text`.
-fn letters(text: &str) -> Vec<String> {
-    let encoding = ::tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
-    // Printable bytes stand for themselves, the others for letters from U+0100 on.
-    let mut others = 0x100u32..;
-    let mut table = vec![String::new(); 256];
-    for byte in 0..=255u8 {
-        let own = char::from(byte);
-        let letter = match matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
-            true => own,
-            false => others.next().and_then(char::from_u32).unwrap_or(own),
-        };
-        assert!(encoding.contains(&letter));
-        table[byte as usize] = letter.to_string();
-    }
-    text.bytes()
-        .map(|byte| table[byte as usize].clone())
-        .collect()
-}
 
 /// A token for each byte of `alphabet`, in order, and `<end>` as the last one.
 fn byte_tokenizer(alphabet: &str) -> (tempfile::TempDir, Tokenizer) {
-    let mut vocab = serde_json::Map::new();
-    for letter in letters(alphabet) {
-        let id = vocab.len();
-        vocab.entry(letter).or_insert(Value::from(id));
-    }
-    let end = vocab.len();
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": [{ "id": end, "content": "<end>", "single_word": false, "lstrip": false,
-            "rstrip": false, "normalized": false, "special": true }],
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    });
     let dir = tempfile::tempdir().expect("a directory");
-    let write = |name: &str, value: Value| std::fs::write(dir.path().join(name), value.to_string());
-    write("tokenizer.json", tokenizer).expect("written");
-    write("tokenizer_config.json", json!({ "eos_token": "<end>" })).expect("written");
+    write_byte_tokenizer(dir.path(), alphabet);
     let tokenizer = Tokenizer::open(dir.path()).expect("a tokenizer");
     (dir, tokenizer)
 }

@@ -15,3 +15,4 @@ mod sharded_files;
 mod sharding;
 mod tensor_parallel;
 mod training;
+mod two_models;

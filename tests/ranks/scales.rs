@@ -1,37 +1,15 @@
 //! Scales of ranks that use different layers and models, and errors of ranks that disagree about what they do.
 
+use crate::two_models::{
+    all_ranks_abort, names_the_aborted_step, one_rank_aborts, open, train, two,
+};
 use candle_core::{Module, Tensor};
 use fp8::ranks::ProcessGroup;
 use fp8::ranks::threads::{self, Threads};
-use fp8::{Autocast, AutocastGuard, end_step, fp8_autocast};
+use fp8::{Autocast, end_step, fp8_autocast};
 use fp8_test_support::{Layer, Slot, delayed, slots, tensor};
 use std::sync::Arc;
 use std::time::Duration;
-
-fn open(group: &ProcessGroup) -> AutocastGuard {
-    let group = Arc::new(group.clone());
-    fp8_autocast(Autocast::new(delayed(4)).reduction_group(group)).unwrap()
-}
-
-/// A training step of some layers on this rank's own data.
-fn train(group: &ProcessGroup, step: u64, layers: &[&Layer]) -> fp8::Result<()> {
-    let guard = open(group);
-    let mut losses = vec![];
-    for layer in layers {
-        let x = tensor(10 + group.rank() as u64 + 7 * step, &[5, 8]);
-        let y = layer.linear.try_forward(&x)?;
-        losses.push(y.sqr()?.sum_all()?);
-    }
-    for loss in losses {
-        loss.backward()?;
-    }
-    guard.close()?;
-    Ok(())
-}
-
-fn two() -> [Layer; 2] {
-    [("a", 1), ("b", 3)].map(|(path, seed)| Layer::prepared(path, seed, 4, 8))
-}
 
 fn all_equal(ranks: Vec<Vec<[Slot; 3]>>, case: &str) -> Vec<[Slot; 3]> {
     for other in &ranks[1..] {
@@ -104,49 +82,17 @@ fn a_model_that_no_rank_uses_is_not_updated() {
 #[test]
 fn a_step_that_one_rank_aborts_is_an_error_on_all() {
     let job = Threads::new(3).with_deadline(Duration::from_secs(120));
-    let results = job.run(|group| {
-        let [a, b] = two();
-        train(&group, 0, &[&a, &b]).unwrap();
-        let guard = open(&group);
-        a.linear.forward(&tensor(5, &[5, 8])).unwrap();
-        if group.rank() == 1 {
-            guard.abort();
-        } else {
-            guard.close()?;
-        }
-        train(&group, 2, &[&a, &b])
-    });
+    let results = job.run(|group| one_rank_aborts(&group));
     for (rank, result) in results.into_iter().enumerate() {
         let error = result.expect("no panic").expect_err("an error").to_string();
-        assert!(error.contains("a.input"), "rank {rank}: {error}");
-        assert!(
-            error.contains("abort the same steps"),
-            "rank {rank}: {error}"
-        );
+        names_the_aborted_step(&error, rank);
     }
 }
 
 #[test]
 fn steps_that_all_ranks_abort_leave_no_trace() {
-    let states = threads::run(2, |group| {
-        let [a, b] = two();
-        for step in 0..4 {
-            train(&group, step, &[&a, &b]).unwrap();
-            let guard = open(&group);
-            b.linear.forward(&tensor(50 + step, &[5, 8])).unwrap();
-            guard.abort();
-        }
-        end_step().unwrap();
-        vec![slots(&a.linear), slots(&b.linear)]
-    });
-    let plain = threads::run(2, |group| {
-        let [a, b] = two();
-        for step in 0..4 {
-            train(&group, step, &[&a, &b]).unwrap();
-        }
-        end_step().unwrap();
-        vec![slots(&a.linear), slots(&b.linear)]
-    });
+    let states = threads::run(2, |group| all_ranks_abort(&group, true));
+    let plain = threads::run(2, |group| all_ranks_abort(&group, false));
     assert_eq!(states, plain);
 }
 

@@ -38,6 +38,26 @@ fn a_loss_that_is_not_finite_names_its_origin_and_the_last_checkpoint() -> Outco
     Ok(())
 }
 
+/// Finite parameters whose products are not: a run in high precision names the operand, as one under a recipe does.
+#[test]
+fn an_activation_that_is_not_finite_is_named() -> Outcome {
+    let dir = folder();
+    for recipe in ["f32", "rowwise"] {
+        for parts in [1, 2] {
+            let mut run = full(dir.path(), settings(recipe, parts));
+            steps(&mut run, 2)?;
+            let vars = run.vars().data().lock().expect("a lock");
+            let var = &vars["model.layers.1.mlp.up_proj.weight"];
+            var.set(&(Tensor::ones_like(var)? * 3e38)?)?;
+            drop(vars);
+            let text = steps(&mut run, 4).expect_err("an error").to_string();
+            let origin = "Inf or NaN came first from model.layers.1.mlp.down_proj.input;";
+            assert!(text.contains(origin), "{recipe}: {text}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_checkpoint_of_other_settings_is_refused() -> Outcome {
     let dir = folder();

@@ -77,6 +77,30 @@ fn integer_labels_are_sorted_as_numbers() {
 }
 
 #[test]
+fn labels_are_classes_of_the_model_by_name_or_by_number() {
+    let folder = Folder::new();
+    let classes = |known: [&str; 3], labels: [i32; 3]| {
+        let path = folder.lines("texts.jsonl", &labels.map(|label| line("a", label)));
+        let options = DatasetOptions::new(8).with_validation(Validation::None);
+        let options = options.with_labels(known.map(String::from).to_vec());
+        let data = folder.open(&path, &options).expect("data");
+        let mut found = data.train_batch(0, 3).labels.expect("labels");
+        found.sort();
+        (data.labels().to_vec(), found)
+    };
+    let known = ["1", "2", "3"];
+    assert_eq!(
+        classes(known, [1, 2, 3]),
+        (known.map(String::from).to_vec(), vec![0, 1, 2])
+    );
+    // Not all of them are names: none is taken as one.
+    assert_eq!(
+        classes(known, [0, 1, 2]),
+        (known.map(String::from).to_vec(), vec![0, 1, 2])
+    );
+}
+
+#[test]
 fn labels_that_make_no_classes_are_refused() {
     let folder = Folder::new();
     let options = DatasetOptions::new(8);

@@ -4,6 +4,7 @@ mod chats;
 mod classes;
 mod completions;
 mod long_texts;
+mod pairs;
 mod plain;
 mod refused;
 mod rows;

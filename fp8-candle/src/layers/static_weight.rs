@@ -7,8 +7,8 @@ use crate::cast::spec::ScaleSource;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::ScalePolicy;
 use crate::layers::linear::{GemmPlan, LinearPlan, LinearWeight, fp8_linear};
-use candle_core::Tensor;
-use fp8_core::{Cast, Format, Granularity};
+use candle_core::{DType, Tensor};
+use fp8_core::{Cast, Contraction, Format, Granularity};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -78,6 +78,18 @@ impl InputScaling {
         };
         let quantizer = Quantizer::new(Cast::new(Format::E4M3), granularity, source);
         Some(quantizer.with_amax_bound(self.amax_bound()))
+    }
+
+    /// The values that a layer multiplies its weight by for the input `x`, `[.., in_features]`: cast and dequantized in f32, or `x` in f32
+    /// where inputs stay in high precision.
+    ///
+    /// # Errors
+    /// If the features do not divide into the groups, or an operation fails.
+    pub fn multiplied(&self, x: &Tensor) -> Result<Tensor> {
+        match self.quantizer() {
+            None => Ok(x.to_dtype(DType::F32)?),
+            Some(cast) => Fp8Tensor::quantize(x, &cast, Contraction::Cols)?.dequantize(DType::F32),
+        }
     }
 }
 

@@ -4,7 +4,6 @@ use crate::base::check::{check_device, check_float, last_dim};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Error, Result, shape_error};
-use crate::base::math::sum2;
 use crate::base::simd::simd;
 use crate::device::cpu::elements::{Element, storage, with_slices};
 use candle_core::{DType, Tensor};
@@ -101,8 +100,23 @@ fn product<T: Element<Real = f32>>(
                 simd(
                     #[inline(always)]
                     || {
-                        for (y, x) in y.iter_mut().zip(x.chunks_exact(inputs)) {
-                            *y = sum2(x, row, |a, b| a * b);
+                        let mut x = x;
+                        let mut y = &mut *y;
+                        // Rows of x together read a row of the weight once from the first-level cache.
+                        while let [_, more @ ..] = &*y {
+                            let count = match more.len() {
+                                3.. => 4,
+                                1.. => 2,
+                                0 => 1,
+                            };
+                            let (results, rest) = y.split_at_mut(count);
+                            let (rows, others) = x.split_at(count * inputs);
+                            match count {
+                                4 => dots::<4>(rows, row, results),
+                                2 => dots::<2>(rows, row, results),
+                                _ => dots::<1>(rows, row, results),
+                            }
+                            (x, y) = (others, rest);
                         }
                     },
                 );
@@ -119,4 +133,43 @@ fn product<T: Element<Real = f32>>(
         }
         y
     })
+}
+
+/// Partial sums of a product: few enough for those of four rows to stay in the registers of AVX2.
+const LANES: usize = 16;
+
+/// The products of `R` rows of `x` with `row`, each summed in the same order for every `R`.
+#[inline(always)]
+fn dots<const R: usize>(x: &[f32], row: &[f32], y: &mut [f32]) {
+    let inputs = row.len();
+    let (chunks, tail) = row.as_chunks::<LANES>();
+    let x: [_; R] = std::array::from_fn(|i| x[i * inputs..(i + 1) * inputs].as_chunks::<LANES>());
+    let mut sums = [[0f32; LANES]; R];
+    for (at, row) in chunks.iter().enumerate() {
+        for (sums, (x, _)) in sums.iter_mut().zip(&x) {
+            let x = &x[at];
+            for lane in 0..LANES {
+                sums[lane] += x[lane] * row[lane];
+            }
+        }
+    }
+    for ((y, mut sums), (_, x)) in y.iter_mut().zip(sums).zip(x) {
+        for ((sum, x), weight) in sums.iter_mut().zip(x).zip(tail) {
+            *sum += x * weight;
+        }
+        *y = total(sums);
+    }
+}
+
+// Not inlined, or LLVM would arrange the sums above for the shuffles of this tree.
+#[inline(never)]
+fn total(mut lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
 }

@@ -30,7 +30,7 @@ mod wide;
 pub use crate::base::activation::{Activation, UnknownActivation};
 pub use activation::{gelu, swiglu};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
-pub use cached_attention::{CachedTokens, cached_attention};
+pub use cached_attention::{CachedSequence, CachedTokens, cached_attention, cached_attention_each};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use dropout::dropout;
 pub use few_rows::few_rows_linear;

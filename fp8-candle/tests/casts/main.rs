@@ -4,6 +4,7 @@ mod fake_quantize;
 mod packed;
 #[path = "../common/row.rs"]
 mod row;
+mod served;
 mod stale_weights;
 mod state;
 mod tensor;

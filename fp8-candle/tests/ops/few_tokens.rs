@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::ops::{
-    AttentionOptions, CachedTokens, attention, cached_attention, few_rows_linear,
+    AttentionOptions, CachedSequence, CachedTokens, attention, cached_attention,
+    cached_attention_each, few_rows_linear,
 };
 use fp8_candle::{Error, Result};
 use fp8_core::Format;
@@ -83,6 +84,49 @@ fn codes_and_16_bit_caches_give_what_their_values_give() -> Result<()> {
 }
 
 #[test]
+fn each_sequence_over_its_own_cache_gets_what_it_gets_alone() -> Result<()> {
+    let (heads, d) = (6, 32);
+    for (kv_heads, keys) in [
+        (2, vec![1, 64, 200, 77, 65]),
+        (6, vec![3]),
+        (3, vec![400; 9]),
+    ] {
+        let q = wave_f32(&[keys.len(), heads, 1, d], 1);
+        let caches = keys.iter().enumerate().map(|(i, keys)| {
+            let shape = [1, kv_heads, keys + i, d];
+            (wave_f32(&shape, 2 + i), wave_f32(&shape, 50 + i))
+        });
+        let caches: Vec<(Tensor, Tensor)> = caches.collect();
+        let sequences = caches
+            .iter()
+            .zip(&keys)
+            .map(|((k, v), &keys)| CachedSequence {
+                k: of(k),
+                v: of(v),
+                keys,
+            });
+        let sequences: Vec<_> = sequences.collect();
+        let y = cached_attention_each(&q, &sequences, None)?;
+        for (row, CachedSequence { k, v, keys }) in sequences.iter().enumerate() {
+            let alone = cached_attention(&q.narrow(0, row, 1)?, *k, *v, *keys, None)?;
+            assert_eq!(flat(&y.narrow(0, row, 1)?), flat(&alone), "row {row}");
+        }
+        let refused = |q: &Tensor, sequences: &[CachedSequence<'_>]| {
+            let result = cached_attention_each(q, sequences, None);
+            assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
+        };
+        refused(&q, &sequences[1..]);
+        refused(&wave_f32(&[keys.len(), heads, 2, d], 1), &sequences);
+        let mut long = sequences.clone();
+        long[0].keys += 1;
+        refused(&q, &long);
+    }
+    let none = cached_attention_each(&wave_f32(&[0, heads, 1, d], 1), &[], None)?;
+    assert_eq!(none.dims(), [0, heads, 1, d]);
+    Ok(())
+}
+
+#[test]
 fn what_does_not_fit_is_refused() -> Result<()> {
     let (q, k) = (wave_f32(&[1, 4, 2, 16], 1), wave_f32(&[1, 2, 8, 16], 2));
     let refused = |q: &Tensor, k: &Tensor, v: &Tensor, keys: usize| {
@@ -108,6 +152,20 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     let var = Var::from_tensor(&q)?;
     assert!(cached_attention(&var, of(&k), of(&k), 4, None).is_err());
     assert!(few_rows_linear(&var, &wave_f32(&[3, 16], 1)).is_err());
+    Ok(())
+}
+
+#[test]
+fn each_of_a_few_rows_is_summed_as_it_is_alone() -> Result<()> {
+    for rows in [2, 3, 4, 5, 7, 8, 11] {
+        let x = wave_f32(&[rows, 77], 1);
+        let weight = wave_f32(&[300, 77], 2);
+        let y = few_rows_linear(&x, &weight)?;
+        for row in 0..rows {
+            let alone = few_rows_linear(&x.narrow(0, row, 1)?, &weight)?;
+            assert_eq!(flat(&y.narrow(0, row, 1)?), flat(&alone), "{row} of {rows}");
+        }
+    }
     Ok(())
 }
 

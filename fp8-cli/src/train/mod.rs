@@ -1,25 +1,30 @@
 //! `fp8 train`: fine-tunes a model, in full or by adapters.
 
+mod goal;
 mod outcome;
 mod settings;
-mod watch;
 
+use crate::card::command;
 use crate::model::Source;
+use crate::output::size;
 use crate::usage::Usage;
+use crate::watch::{Look, Watch};
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
+use fp8::memory_in_use;
 use fp8::models::{Model, ModelOptions, open};
 use fp8::training::{
-    Dataset, Ended, Learner, Metrics, NextToken, RunFolder, Stop, TrainableModel, Trainer,
-    TurnOptions, initialize_adapter, train,
+    Ended, Learner, Metrics, RunFolder, Task, TrainableModel, Trainer, TurnOptions,
+    initialize_adapter, train,
 };
+pub use goal::known_classes;
+use goal::{Goal, Lesson, judged};
 use outcome::Finished;
 use serde::{Deserialize, Serialize};
 use settings::Settings;
 use std::path::PathBuf;
-use watch::Watch;
 
 /// The name of a run's adapter.
 const ADAPTER: &str = "default";
@@ -46,6 +51,8 @@ pub struct Args {
 #[derive(Serialize, Deserialize)]
 struct Stored {
     model: PathBuf,
+    /// The command line that began it.
+    command: String,
     #[serde(flatten)]
     settings: Settings,
 }
@@ -56,7 +63,9 @@ struct Run {
     folder: RunFolder,
     /// The file of a model that is trained in full.
     source: Option<Box<dyn fp8::rewrite::Source>>,
-    trainer: Trainer<Model, NextToken>,
+    trainer: Trainer<Model, Goal>,
+    task: Task,
+    labels: Vec<String>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -69,12 +78,16 @@ pub fn run(args: &Args) -> Result<()> {
     };
     // Everything that can be wrong with arguments, data and model is found before a folder is made.
     let (settings, name) = (&stored.settings, stored.settings.name());
+    settings.card.check(&Source::of(&stored.model))?;
     let config = settings.trainer()?;
     let tokenizer = Source::of(&stored.model).tokenizer()?;
-    let data = Dataset::open(&settings.data, &tokenizer, &settings.dataset())?;
-    let described = data.description();
-    let objective = NextToken::new(data, settings.batch)?.with_dropout_seed(settings.seed);
-    let (model, vars, source) = model(&stored)?;
+    let Lesson {
+        goal,
+        task,
+        labels,
+        described,
+    } = Lesson::new(settings, &stored.model, &tokenizer)?;
+    let (model, vars, source) = model(&stored, &labels)?;
     if let Some(positions) = model
         .max_positions()
         .filter(|&most| most < settings.context)
@@ -84,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
             "--context is {context}, and the model has {positions} positions"
         )));
     }
-    let trainer = Trainer::new(name, model, vars, objective, config)?;
+    let trainer = Trainer::new(name, model, vars, goal, config)?;
     let resumes = folder.is_some();
     let folder = match (folder, &args.out) {
         (Some(folder), _) => folder,
@@ -98,6 +111,8 @@ pub fn run(args: &Args) -> Result<()> {
         folder,
         source,
         trainer,
+        task,
+        labels,
     };
     if resumes && run.trainer.resume()? {
         println!("going on after step {}", run.trainer.step());
@@ -114,39 +129,40 @@ fn stored(args: &Args) -> Result<Stored> {
         bail!(Usage("a model is missing".into()));
     };
     let mut settings = args.settings.clone();
-    for path in settings.data.iter_mut().chain(&mut settings.validation) {
+    let texts = settings.data.iter_mut().chain(&mut settings.validation);
+    for path in texts.chain(&mut settings.card.eval) {
         *path = full(path)?;
     }
     Ok(Stored {
         model: full(model)?,
+        command: command(),
         settings,
     })
 }
 
 type Opened = (Model, VarMap, Option<Box<dyn fp8::rewrite::Source>>);
 
-/// The model with its variables: its parameters, or those of adapters.
-fn model(stored: &Stored) -> Result<Opened> {
+/// The model with its variables: its parameters, or those of adapters. An encoder gets a classifier for the `labels`, if there are any.
+fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
     let settings = &stored.settings;
     let (mut model, vars, source) = match settings.lora {
         None => {
-            let base = TrainableModel::open(&stored.model, DType::F32, &Device::Cpu)?;
+            let (path, seed) = (&stored.model, settings.seed);
+            let base = match labels.is_empty() {
+                true => {
+                    TrainableModel::open(path, DType::F32, &Device::Cpu)?.without_classifier()?
+                }
+                false => {
+                    TrainableModel::open_classifier(path, labels, seed, DType::F32, &Device::Cpu)?
+                }
+            };
             (base.model, base.vars, Some(base.source))
         }
         Some(rank) => {
             let mut model = open(&stored.model, &ModelOptions::new())?;
             let vars = VarMap::new();
             let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-            let targets = match settings.target.as_deref() {
-                None => Targets::names(["q_proj", "v_proj"]),
-                Some([all]) if all == "all-linear" => Targets::AllLinear,
-                Some(names) => Targets::names(names.iter().map(String::as_str)),
-            };
-            let mut config = AdapterConfig::new(rank)
-                .with_alpha(settings.alpha.unwrap_or(2. * rank as f64))
-                .with_targets(targets);
-            config.dropout = settings.dropout.unwrap_or(0.);
-            config.base_model = Some(stored.model.display().to_string());
+            let config = adapter(stored, rank, &mut model, labels)?;
             model.add_adapter(ADAPTER, &config, vb)?;
             initialize_adapter(&vars, settings.seed)?;
             (model, vars, None)
@@ -154,9 +170,45 @@ fn model(stored: &Stored) -> Result<Opened> {
     };
     match &mut model {
         Model::Llama(llama) => llama.set_recomputation(settings.recompute),
-        _ => bail!("{} is not a language model", stored.model.display()),
+        _ if settings.recompute => {
+            bail!(Usage("--recompute is for language models".into()));
+        }
+        _ => {}
     }
     Ok((model, vars, source))
+}
+
+/// What the adapters of a run are.
+fn adapter(
+    stored: &Stored,
+    rank: usize,
+    model: &mut Model,
+    labels: &[String],
+) -> Result<AdapterConfig> {
+    let settings = &stored.settings;
+    let default = match model {
+        Model::Bert(_) => ["query", "value"],
+        _ => ["q_proj", "v_proj"],
+    };
+    let targets = match settings.target.as_deref() {
+        None => Targets::names(default),
+        Some([all]) if all == "all-linear" => Targets::AllLinear,
+        Some(names) => Targets::names(names.iter().map(String::as_str)),
+    };
+    let mut config = AdapterConfig::new(rank)
+        .with_alpha(settings.alpha.unwrap_or(2. * rank as f64))
+        .with_targets(targets);
+    config.dropout = settings.dropout.unwrap_or(0.);
+    config.base_model = Some(stored.model.display().to_string());
+    if let (Model::Bert(bert), false) = (model, labels.is_empty()) {
+        config.saved = vec!["classifier".into()];
+        if !bert.has_pooler() {
+            config.saved.push("pooler".into());
+        }
+        bert.set_labels(labels.to_vec())?;
+        config.labels = labels.to_vec();
+    }
+    Ok(config)
 }
 
 impl Run {
@@ -171,14 +223,6 @@ impl Run {
 
     fn train(mut self) -> Result<()> {
         let settings = &self.stored.settings;
-        let stop = Stop::default();
-        let asked = stop.clone();
-        ctrlc::set_handler(move || {
-            if asked.request() {
-                // A second Ctrl-C ends the program at once; files are replaced atomically, so none is left half-written.
-                std::process::exit(130);
-            }
-        })?;
         let options =
             TurnOptions::new(settings.steps).with_checkpoint_every(Some(settings.checkpoint_every));
         let options = match settings.validate_every {
@@ -192,13 +236,23 @@ impl Run {
             && done == 0
             && let Some(loss) = self.trainer.validate()?
         {
-            println!(
-                "before training: validation {loss:.4} (perplexity {:.3})",
-                loss.exp()
-            );
-            metrics.push_validation(name, 0, loss)?;
+            let accuracy = self.trainer.accuracy();
+            let judged = judged(self.task, loss, accuracy);
+            println!("before training: validation {judged}");
+            metrics.push_validation(name, 0, loss, accuracy)?;
         }
-        let mut watch = Watch::new(&self.folder, done, settings.steps, &stop)?;
+        let task = self.task;
+        let judged = move |loss, accuracy| judged(task, loss, accuracy);
+        let mut watch = Watch::new(Look {
+            steps: settings.steps,
+            done,
+            leads: true,
+            named: false,
+            stats: self.folder.stats(),
+            judged: &judged,
+            note: memory,
+        })?;
+        let stop = watch.stop();
         let learners = std::slice::from_mut(&mut self.trainer);
         let ended = train(learners, &options, &mut metrics, &mut watch, &stop)?;
         watch.end()?;
@@ -215,12 +269,19 @@ impl Run {
     fn finish(mut self, metrics: &mut Metrics) -> Result<()> {
         let finished = Finished {
             model: &self.stored.model,
+            command: &self.stored.command,
             settings: &self.stored.settings,
             folder: &self.folder,
             source: self.source.as_deref(),
             adapter: ADAPTER,
+            task: self.task,
+            labels: &self.labels,
             trainer: &mut self.trainer,
         };
         finished.write(metrics)
     }
+}
+
+fn memory() -> String {
+    memory_in_use().map_or(String::new(), |used| format!(", {}", size(used.resident)))
 }

@@ -1,13 +1,15 @@
 //! What a finished run says and writes.
 
+use super::goal::{Goal, judged};
 use super::settings::Settings;
+use crate::model::Source;
 use crate::output::size;
 use anyhow::Result;
 use candle_core::DType;
 use fp8::memory_in_use;
 use fp8::models::Model;
-use fp8::rewrite::{self, Source, WriteOptions};
-use fp8::training::{Learner, Metrics, NextToken, RunFolder, Trained, Trainer};
+use fp8::rewrite::{self, Classifier, Measure, Relation, WriteOptions};
+use fp8::training::{Learner, Metrics, RunFolder, Task, Trained, Trainer};
 use serde_json::json;
 use std::path::Path;
 
@@ -19,13 +21,18 @@ const ADAPTER_DIR: &str = "adapter";
 /// A finished run.
 pub struct Finished<'a> {
     pub model: &'a Path,
+    /// The command line that began the run.
+    pub command: &'a str,
     pub settings: &'a Settings,
     pub folder: &'a RunFolder,
     /// The file of a model that was trained in full.
-    pub source: Option<&'a dyn Source>,
+    pub source: Option<&'a dyn rewrite::Source>,
     /// The name of its adapter, if it has one.
     pub adapter: &'a str,
-    pub trainer: &'a mut Trainer<Model, NextToken>,
+    pub trainer: &'a mut Trainer<Model, Goal>,
+    pub task: Task,
+    /// The classes; empty unless texts are classified.
+    pub labels: &'a [String],
 }
 
 impl Finished<'_> {
@@ -41,12 +48,22 @@ impl Finished<'_> {
             None => self.trainer.validate()?,
         };
         if let (Some(loss), None) = (val_loss, known) {
-            metrics.push_validation(name, step, loss)?;
+            metrics.push_validation(name, step, loss, self.trainer.accuracy())?;
         }
+        let accuracy = metrics.last_accuracy(name).filter(|_| val_loss.is_some());
         let written = self.write_model()?;
         let settings = self.settings;
         let ms = metrics.median_step_ms(name);
-        let tokens = (settings.batch * settings.context) as f64;
+        // Texts of an encoder are shorter than a row, so only a language model has a known number of tokens.
+        let tokens =
+            (self.task == Task::LanguageModel).then_some(settings.batch * settings.context);
+        let speed = tokens.map(|tokens| {
+            if ms > 0. {
+                tokens as f64 / ms * 1e3
+            } else {
+                0.
+            }
+        });
         let vars = self.trainer.vars().all_vars();
         let peak = memory_in_use().map(|used| used.peak);
         let summary = json!({
@@ -55,28 +72,92 @@ impl Finished<'_> {
             "steps": step,
             "final_train_loss": metrics.last_train_loss(name),
             "final_val_loss": val_loss,
-            "perplexity": val_loss.map(f64::exp),
+            "perplexity": val_loss.map(f64::exp).filter(|_| self.task == Task::LanguageModel),
+            "accuracy": accuracy,
+            "labels": self.labels,
             "skipped_steps": metrics.skipped_steps(name),
             "median_step_ms": ms,
-            "tokens_per_s": if ms > 0. { tokens / ms * 1e3 } else { 0. },
+            "tokens_per_s": speed,
             "trained_parameters": vars.iter().map(|var| var.elem_count()).sum::<usize>(),
             "converted_layers": self.trainer.report().map_or(0, fp8::PrepareReport::converted),
             "peak_memory": peak,
             "written": written,
             "settings": settings,
         });
-        let unit = "cross entropy per token (nats)";
+        let unit = match self.task {
+            Task::LanguageModel => "cross entropy per token (nats)",
+            Task::Classification => "cross entropy per text (nats)",
+            _ => "cross entropy per query (nats)",
+        };
         self.folder.finish(&summary, metrics, &[name], unit)?;
+        if !settings.card.no_card {
+            self.write_card(written, metrics)?;
+        }
         if let Some(loss) = val_loss {
             println!(
-                "step {step}: validation {loss:.4} (perplexity {:.3})",
-                loss.exp()
+                "step {step}: validation {}",
+                judged(self.task, loss, accuracy)
             );
         }
         if let Some(peak) = peak {
             println!("{ms:.0} ms a step, at most {} of memory", size(peak));
         }
         println!("written: {}", self.folder.path().join(written).display());
+        Ok(())
+    }
+
+    /// The card in the folder of what was trained.
+    fn write_card(&self, written: &str, metrics: &Metrics) -> Result<()> {
+        let (settings, dir) = (self.settings, self.folder.path().join(written));
+        let relation = match written {
+            ADAPTER_DIR => Relation::Adapter,
+            _ => Relation::Finetune,
+        };
+        let base = Source::of(self.model);
+        let made = match relation {
+            Relation::Adapter => Source::of(self.model).with_adapter(&dir),
+            _ => Source::of(&dir),
+        };
+        let card = (settings.card).begin(self.model, self.folder.path(), relation)?;
+        let recipe = match settings.lora {
+            Some(rank) => format!("adapters of rank {rank}; the base as its file says"),
+            None => settings.name().to_string(),
+        };
+        let learned = match self.task {
+            Task::LanguageModel => "the next token".to_string(),
+            Task::Classification => format!("the labels {}", self.labels.join(", ")),
+            _ => "which text belongs to a query".to_string(),
+        };
+        let mut card = card
+            .with_command(self.command)
+            .with_fact("Learned", learned)
+            .with_fact("Recipe", recipe)
+            .with_fact("Steps", self.trainer.step().to_string());
+        if settings.lora.is_some() {
+            card = card.with_tags(["lora"]);
+        }
+        if self.task == Task::Embedding {
+            card = card.with_tags(["sentence-transformers", "feature-extraction"]);
+        }
+        if let Some(report) = self.trainer.report() {
+            let converted = report.converted();
+            card = card.with_fact("Layers trained in FP8", converted.to_string());
+        }
+        let name = settings.name();
+        let curve = metrics.validation_curve(name);
+        if let (Some(first), Some(last)) = (curve.first(), curve.last()) {
+            let before = (first.0 == 0).then_some(first.1);
+            card = card.with_measure(Measure::new("Validation loss", before, last.1));
+            if self.task == Task::LanguageModel {
+                let before = before.map(f64::exp);
+                let perplexity = Measure::new("Validation perplexity", before, last.1.exp());
+                card = card.with_measure(perplexity);
+            }
+        }
+        if let Some(accuracy) = metrics.last_accuracy(name) {
+            card = card.with_measure(Measure::new("Validation accuracy", None, accuracy));
+        }
+        settings.card.measure(card, &base, &made)?.write(&dir)?;
         Ok(())
     }
 
@@ -90,7 +171,12 @@ impl Finished<'_> {
         let trained = Trained::new(source, self.trainer.vars())?;
         let options = WriteOptions::new().with_overwrite(true);
         let dir = self.folder.path().join(MODEL);
-        rewrite::dequantize(&trained, dir, DType::F32, &options, &mut rewrite::quiet)?;
+        let classifier = (!self.labels.is_empty()).then(|| Classifier::new(&trained, self.labels));
+        let source: &dyn rewrite::Source = match &classifier {
+            Some(classifier) => classifier,
+            None => &trained,
+        };
+        rewrite::dequantize(source, dir, DType::F32, &options, &mut rewrite::quiet)?;
         Ok(MODEL)
     }
 }

@@ -1,21 +1,25 @@
 //! What a run is begun with. The run's folder stores it, so that `--resume` needs nothing else.
 
+use crate::card::Card;
 use crate::usage::Usage;
 use anyhow::{Result, ensure};
 use fp8::optim::{AdamWConfig, LrSchedule};
-use fp8::training::{DatasetOptions, Task, TrainerConfig, Validation};
+use fp8::training::{DatasetOptions, TrainerConfig, Validation};
 use fp8::{PrepareOptions, Recipe, RecipeName};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The name of high precision among recipes.
 const F32: &str = "f32";
+/// The temperature of queries, as most libraries have it.
+const TEMPERATURE: f64 = 0.05;
 /// The recipe of runs that name none.
 const DEFAULT: &str = "delayed";
 
 #[derive(Debug, Clone, Serialize, Deserialize, clap::Args)]
 pub struct Settings {
-    /// Text files, JSON lines (`text`, `messages`, or `prompt` and `completion`; labels are ignored), or folders of text files
+    /// For a language model text files, JSON lines (`text`, `messages`, or `prompt` and `completion`) or folders of text files; for an
+    /// encoder JSON lines of `text` and `label`, or of `query`, `positive` and, if there is one, `negative`
     #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "resume")]
     pub data: Vec<PathBuf>,
     /// Files to validate on [default: a twentieth of the data]
@@ -24,7 +28,7 @@ pub struct Settings {
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Rows of a step
+    /// Rows of a step; for queries, as many with their texts, which are told from each other
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::usage::at_least(1))]
     pub batch: usize,
     /// Tokens of a row
@@ -70,12 +74,18 @@ pub struct Settings {
     /// Weight of the adapters, which is divided by their rank [default: twice the rank]
     #[arg(long, value_name = "X", requires = "lora")]
     pub alpha: Option<f64>,
-    /// The layers that get adapters: names that end their paths, separated by commas, or all-linear [default: q_proj,v_proj]
+    /// The layers that get adapters: names that end their paths, separated by commas, or all-linear [default: q_proj,v_proj; query,value in
+    /// an encoder]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora")]
     pub target: Option<Vec<String>>,
     /// Share of an adapter's inputs that training drops
     #[arg(long, value_name = "P", requires = "lora")]
     pub dropout: Option<f32>,
+    /// For queries: what the cosines of embeddings are divided by
+    #[arg(long, value_name = "X", default_value_t = TEMPERATURE)]
+    pub temperature: f64,
+    #[command(flatten)]
+    pub card: Card,
     /// Steps between two checkpoints
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: u64,
@@ -106,7 +116,6 @@ impl Settings {
     /// The data as `fp8::training` takes it.
     pub fn dataset(&self) -> DatasetOptions {
         let options = DatasetOptions::new(self.context)
-            .with_task(Task::LanguageModel)
             .with_packing(!self.no_packing)
             .with_seed(self.seed);
         match self.validation.is_empty() {

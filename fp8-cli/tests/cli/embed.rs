@@ -162,7 +162,6 @@ fn texts_without_a_vector_are_errors() {
     assert!(line.contains("not an encoder"), "{line}");
     for args in [
         vec!["generate", &model, "--prompt", "w3"],
-        vec!["eval", &model, "--data", &two],
         vec!["bench", &model],
     ] {
         let line = failure(&args);

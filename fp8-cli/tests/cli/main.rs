@@ -1,14 +1,17 @@
 //! The tool `fp8`, run from the command line.
 
 mod adapters;
+mod card;
 mod check;
 mod embed;
+mod encoders;
 mod generate;
 mod gguf;
 mod interrupted;
 mod layers;
 mod refused;
 mod run;
+mod search;
 mod support;
 mod train;
 

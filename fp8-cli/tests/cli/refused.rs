@@ -92,7 +92,7 @@ fn text_needs_a_tokenizer() {
     std::fs::write(&data, "").unwrap();
     let line = failure(&[&["quantize", &model][..], &calibrated].concat());
     assert!(
-        line.contains("text.txt: no token to calibrate with"),
+        line.contains("text.txt: no token to run the model on"),
         "{line}"
     );
     std::fs::write(&data, "w3 w4").unwrap();

@@ -42,6 +42,12 @@ pub struct AdapterConfig {
     pub base_model: Option<String>,
     /// PEFT's name for what the model does, such as `CAUSAL_LM`.
     pub task: Option<String>,
+    /// Ends of the paths of modules that the adapter replaces: their linear layers are trained and stored whole (`modules_to_save`), as a
+    /// classifier is. They get no update.
+    pub saved: Vec<String>,
+    /// The names of the classes that a saved classifier tells apart. PEFT has no place for them: they are in the metadata of the tensors'
+    /// file.
+    pub labels: Vec<String>,
 }
 
 impl AdapterConfig {
@@ -60,6 +66,8 @@ impl AdapterConfig {
             layers_pattern: vec![],
             base_model: None,
             task: None,
+            saved: vec![],
+            labels: vec![],
         }
     }
 
@@ -73,7 +81,19 @@ impl AdapterConfig {
         {
             return Ok(false);
         }
+        if self.is_saved(path) {
+            return Ok(false);
+        }
         Ok(self.targets.matches(path)? && self.is_in_layers(path)?)
+    }
+
+    /// Whether the adapter replaces the linear layer at `path`.
+    pub fn is_saved(&self, path: &str) -> bool {
+        // A saved module holds the layers below it.
+        let modules = path.match_indices('.').map(|(dot, _)| &path[..dot]);
+        modules
+            .chain([path])
+            .any(|module| self.saved.iter().any(|name| ends_with(module, name)))
     }
 
     /// Whether the path is in one of [`AdapterConfig::layers`], which are for targets by name only.
@@ -199,6 +219,10 @@ setters! {
     with_alpha_pattern(alpha_pattern: BTreeMap<String, f64>);
     /// See [`AdapterConfig::layers`].
     with_layers(layers: Vec<usize>);
+    /// See [`AdapterConfig::saved`].
+    with_saved(saved: Vec<String>);
+    /// See [`AdapterConfig::labels`].
+    with_labels(labels: Vec<String>);
     /// See [`AdapterConfig::base_model`].
     with_base_model(base_model: String);
 }

@@ -14,6 +14,10 @@ use std::path::Path;
 
 /// The ends of the names of A and B.
 const MATRICES: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
+/// The ends of the names of a saved layer's tensors.
+const PARTS: [&str; 2] = ["weight", "bias"];
+/// The entry of the file's metadata that names classes, as JSON.
+const LABELS: &str = "labels";
 /// A layer that PEFT's model of a BERT has, and ours does not need.
 const POOLER: &str = "pooler.dense";
 
@@ -40,6 +44,20 @@ const POOLER: &str = "pooler.dense";
 pub struct AdapterFile {
     config: AdapterConfig,
     tensors: SafetensorsFile,
+    /// The layers that it replaces.
+    saved: Vec<SavedLayer>,
+}
+
+/// A linear layer that an adapter replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavedLayer {
+    /// Its path in the adapter.
+    pub path: String,
+    /// (out_features, in_features).
+    pub sizes: (usize, usize),
+    /// Whether it has a bias.
+    pub bias: bool,
 }
 
 impl AdapterFile {
@@ -47,17 +65,48 @@ impl AdapterFile {
     ///
     /// # Errors
     /// [`Error::Read`] if a file is missing; [`Error::UnsupportedScheme`] for an adapter of another kind: not LoRA, with `use_dora`,
-    /// with biases, with `modules_to_save`, ..; and as [`SafetensorsFile::open`].
+    /// with biases, ..; [`AdapterError::Extra`] for saved modules that are no linear layers; and as [`SafetensorsFile::open`].
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let path = dir.as_ref().join(CONFIG_FILE);
-        let config = json::parse(&path, &read_text(&path, MAX_CONFIG)?)?;
+        let mut config = json::parse(&path, &read_text(&path, MAX_CONFIG)?)?;
         let tensors = SafetensorsFile::open(&dir.as_ref().join(TENSORS_FILE))?;
-        Ok(Self { config, tensors })
+        let labels = tensors.metadata(LABELS);
+        let labels = labels.and_then(|text| serde_json::from_str(text).ok());
+        config.labels = labels.unwrap_or_default();
+        let saved = saved(&config, &tensors)?;
+        Ok(Self {
+            config,
+            tensors,
+            saved,
+        })
     }
 
     /// The configuration.
     pub fn config(&self) -> &AdapterConfig {
         &self.config
+    }
+
+    /// The linear layers that it replaces, sorted by path.
+    pub fn saved(&self) -> &[SavedLayer] {
+        &self.saved
+    }
+
+    /// Weight and bias of a layer of [`AdapterFile::saved`].
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn saved_layer(
+        &self,
+        layer: &SavedLayer,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let read = |part: &str| -> Result<Tensor> {
+            let name = name(&layer.path, part);
+            Ok(self.tensors.tensor(&name, device)?.to_dtype(dtype)?)
+        };
+        let bias = layer.bias.then(|| read("bias")).transpose()?;
+        Ok((read("weight")?, bias))
     }
 
     /// The file of tensors.
@@ -98,6 +147,9 @@ impl AdapterFile {
             .flat_map(names)
             .collect();
         let path = self.path().to_path_buf();
+        let saved = self.saved.iter();
+        let saved = saved.flat_map(|layer| PARTS.map(|part| name(&layer.path, part)));
+        let ignored: BTreeSet<String> = ignored.into_iter().chain(saved).collect();
         let extra = self.tensors.names();
         let extra = extra.filter(|name| !expected.contains(name) && !ignored.contains(name));
         let mut extra: Vec<String> = extra.collect();
@@ -105,7 +157,7 @@ impl AdapterFile {
             extra.sort();
             return Err(AdapterError::Extra { path, extra }.into());
         }
-        if layers.is_empty() {
+        if layers.is_empty() && self.saved.is_empty() {
             return Err(self
                 .config
                 .no_target(self.config.targets.to_string(), paths));
@@ -173,6 +225,49 @@ impl AdapterFile {
     }
 }
 
+/// The layers in the modules that the configuration saves.
+fn saved(config: &AdapterConfig, tensors: &SafetensorsFile) -> Result<Vec<SavedLayer>> {
+    let (mut layers, mut extra) = (BTreeMap::new(), vec![]);
+    let names: BTreeSet<String> = tensors.names().collect();
+    for full in &names {
+        let own = full
+            .strip_prefix(PREFIX)
+            .and_then(|own| own.strip_prefix('.'));
+        let Some((path, part)) = own.and_then(|own| own.rsplit_once('.')) else {
+            continue;
+        };
+        if !config.is_saved(path) || MATRICES.iter().any(|matrix| full.ends_with(matrix)) {
+            continue;
+        }
+        match (
+            part,
+            tensors.shape(full),
+            tensors.shape(&name(path, PARTS[0])),
+        ) {
+            ("weight", Some(&[out_features, in_features]), _) => {
+                let bias = name(path, PARTS[1]);
+                layers.insert(
+                    path.to_string(),
+                    SavedLayer {
+                        path: path.to_string(),
+                        sizes: (out_features, in_features),
+                        bias: names.contains(&bias),
+                    },
+                );
+            }
+            ("bias", Some(bias), Some(&[out_features, _])) if *bias == [out_features] => {}
+            _ => extra.push(full.clone()),
+        }
+    }
+    match extra.is_empty() {
+        true => Ok(layers.into_values().collect()),
+        false => {
+            let path = tensors.path().to_path_buf();
+            Err(AdapterError::Extra { path, extra }.into())
+        }
+    }
+}
+
 /// The names of both matrices of the layer at `path`.
 fn names(path: &str) -> [String; 2] {
     MATRICES.map(|matrix| name(path, matrix))
@@ -187,11 +282,24 @@ fn name(path: &str, matrix: &str) -> String {
 /// replaced together.
 ///
 /// # Errors
-/// [`Error::Write`] if a file cannot be written. Old files are then unchanged.
+/// As [`write_adapter_with`].
 pub fn write_adapter(
     dir: impl AsRef<Path>,
     config: &AdapterConfig,
     matrices: impl IntoIterator<Item = (String, [Tensor; 2])>,
+) -> Result<()> {
+    write_adapter_with(dir, config, matrices, [])
+}
+
+/// [`write_adapter`] with the layers of [`AdapterConfig::saved`], weight and bias by path.
+///
+/// # Errors
+/// [`Error::Write`] if a file cannot be written. Old files are then unchanged.
+pub fn write_adapter_with(
+    dir: impl AsRef<Path>,
+    config: &AdapterConfig,
+    matrices: impl IntoIterator<Item = (String, [Tensor; 2])>,
+    saved: impl IntoIterator<Item = (String, (Tensor, Option<Tensor>))>,
 ) -> Result<()> {
     let dir = dir.as_ref();
     std::fs::create_dir_all(dir).map_err(FileError::io(dir, "create the directory"))?;
@@ -200,7 +308,15 @@ pub fn write_adapter(
         let matrices = matrices.map(|tensor| tensor.detach());
         tensors.extend(names(&path).into_iter().zip(matrices));
     }
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    for (path, (weight, bias)) in saved {
+        tensors.insert(name(&path, PARTS[0]), weight.detach());
+        tensors.extend(bias.map(|bias| (name(&path, PARTS[1]), bias.detach())));
+    }
+    let mut metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    if !config.labels.is_empty() {
+        let labels = serde_json::Value::from(config.labels.clone());
+        metadata.insert(LABELS.to_string(), labels.to_string());
+    }
     let config = json::written(config);
     let parts = vec![
         Part::new(CONFIG_FILE, |file| {

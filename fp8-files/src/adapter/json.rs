@@ -10,7 +10,6 @@ use std::path::Path;
 
 /// Entries of other kinds of adapters, and the values that leave them off.
 const OFF: &[&str] = &[
-    "modules_to_save",
     "target_parameters",
     "trainable_token_indices",
     "alora_invocation_tokens",
@@ -86,6 +85,8 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
         },
         base_model: text_of(&root.get("base_model_name_or_path"))?,
         task: text_of(&root.get("task_type"))?,
+        saved: owned(root.get("modules_to_save").texts()?),
+        labels: vec![],
     })
 }
 
@@ -178,6 +179,10 @@ pub(super) fn written(config: &AdapterConfig) -> Value {
         true => Value::Null,
         false => json!(config.layers_pattern),
     };
+    let saved = match config.saved.is_empty() {
+        true => Value::Null,
+        false => json!(config.saved),
+    };
     // The shortest decimal that is the f32.
     let dropout: Value = format!("{:?}", config.dropout)
         .parse()
@@ -200,7 +205,7 @@ pub(super) fn written(config: &AdapterConfig) -> Value {
         "lora_alpha": whole(config.alpha),
         "lora_bias": false,
         "lora_dropout": dropout,
-        "modules_to_save": null,
+        "modules_to_save": saved,
         "peft_type": "LORA",
         "r": config.rank,
         "rank_pattern": config.rank_pattern,

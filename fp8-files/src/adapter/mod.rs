@@ -1,7 +1,8 @@
 //! Adapters in the format of PEFT: a directory with `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! An adapter is a pair of matrices of low rank (LoRA) for each of some linear layers of a base model. The configuration names the
-//! layers, the file holds the matrices as `base_model.model.{path}.lora_A.weight` and `.lora_B.weight`.
+//! layers, the file holds the matrices as `base_model.model.{path}.lora_A.weight` and `.lora_B.weight`. Layers that the
+//! adapter replaces (`modules_to_save`) are in it whole, as `base_model.model.{path}.weight` and `.bias`.
 
 mod config;
 mod file;
@@ -11,7 +12,7 @@ mod targets;
 
 pub use crate::error::AdapterError;
 pub use config::AdapterConfig;
-pub use file::{AdapterFile, write_adapter};
+pub use file::{AdapterFile, SavedLayer, write_adapter, write_adapter_with};
 pub use naming::Naming;
 pub use targets::Targets;
 

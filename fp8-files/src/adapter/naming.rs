@@ -1,5 +1,7 @@
 //! How an adapter names the layers of its base.
 
+use crate::contents::is_head;
+
 /// What stands before the paths of a whole model in those classes of transformers that have a head.
 const BASES: [&str; 2] = ["model", "bert"];
 
@@ -20,7 +22,7 @@ pub enum Naming {
     Same,
     /// Without this first component, where a path has it.
     Without(&'static str),
-    /// With this first component.
+    /// With this first component, which heads do not get.
     With(&'static str),
 }
 
@@ -34,6 +36,17 @@ impl Naming {
         all.find(fits).unwrap_or_default()
     }
 
+    /// The path in the base of a layer that only the adapter has.
+    pub(crate) fn back<'a>(&self, own: &'a str) -> &'a str {
+        match self {
+            Self::With(base) => {
+                let rest = own.strip_prefix(base);
+                rest.and_then(|rest| rest.strip_prefix('.')).unwrap_or(own)
+            }
+            Self::Same | Self::Without(_) => own,
+        }
+    }
+
     /// The path of a layer in the adapter.
     pub fn of(&self, path: &str) -> String {
         match self {
@@ -43,6 +56,8 @@ impl Naming {
                 let rest = rest.and_then(|rest| rest.strip_prefix('.'));
                 rest.unwrap_or(path).to_string()
             }
+            // Heads stand beside the model that this is the name of.
+            Self::With(_) if is_head(path) => path.to_string(),
             Self::With(base) => format!("{base}.{path}"),
         }
     }

@@ -45,7 +45,7 @@ impl Targets {
         match self {
             Self::Names(names) => Ok(names.iter().any(|name| ends_with(path, name))),
             Self::Expression(expression) => whole(expression, path),
-            Self::AllLinear => Ok(!ends_with(path, crate::contents::HEAD)),
+            Self::AllLinear => Ok(!crate::contents::is_head(path)),
         }
     }
 }

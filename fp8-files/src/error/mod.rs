@@ -287,6 +287,16 @@ pub enum Error {
         "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"
     )]
     NothingToConvert,
+    /// There are no good codes to find for a layer on these samples.
+    #[error(
+        "layer `{path}`: the search has failed: {reason}; leave it in high precision, or search on other or more samples"
+    )]
+    Search {
+        /// Path of the layer.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The progress callback cancelled a rewrite. Nothing was written.
     #[error("cancelled; nothing was written")]
     Cancelled,
@@ -297,6 +307,16 @@ pub enum Error {
         path: PathBuf,
         /// Why it cannot be replaced; the message has it after the path.
         reason: &'static str,
+    },
+    /// Codes were given for a layer that is not quantized.
+    #[error(
+        "codes were given for layer `{path}`, which is not among the layers to quantize: {layers}"
+    )]
+    CodesOfNoLayer {
+        /// Path of the layer.
+        path: String,
+        /// How many layers are quantized, and the first of them.
+        layers: String,
     },
     /// A static scheme lacks the amax of a layer's inputs.
     #[error(

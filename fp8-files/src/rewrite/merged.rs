@@ -1,11 +1,12 @@
 //! A model with an adapter added to its weights, as the input of a rewrite.
 
+use super::classes::is_classification;
 use super::select::role;
 use super::source::Source;
-use crate::adapter::AdapterFile;
+use crate::adapter::{AdapterError, AdapterFile, SavedLayer};
 use crate::contents::Role;
-use crate::error::Result;
-use crate::names::weight_name;
+use crate::error::{Error, Result};
+use crate::names::{join, weight_name};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -42,8 +43,16 @@ pub struct Merged<'a> {
     adapter: &'a AdapterFile,
     /// Paths of the layers with an update.
     layers: Vec<String>,
+    /// By the name of a tensor: what replaces it.
+    saved: BTreeMap<String, SavedTensor>,
     /// By the name of a weight: the layer's path in the adapter, and the sizes of the weight.
     updates: BTreeMap<String, (String, (usize, usize))>,
+}
+
+/// The weight or the bias of a layer that an adapter replaces.
+struct SavedTensor {
+    layer: SavedLayer,
+    is_weight: bool,
 }
 
 impl<'a> Merged<'a> {
@@ -70,15 +79,55 @@ impl<'a> Merged<'a> {
                 updates.insert(name, (own, sizes));
             }
         }
+        let naming = adapter.naming(&linear);
+        let kind = base.config().and_then(|config| config.get("model_type"));
+        let is_encoder = kind.is_some_and(|kind| kind == "bert");
+        let mut saved = BTreeMap::new();
+        for layer in adapter.saved() {
+            let own = linear.iter().find(|path| naming.of(path) == layer.path);
+            if let (Some(path), false) = (own, is_classification(&layer.path)) {
+                let name = weight_name(path);
+                let (out_features, in_features) = layer.sizes;
+                let expected = base.shape(&name).unwrap_or_default();
+                if expected != [out_features, in_features] {
+                    return Err(Error::TensorShape {
+                        tensor: name,
+                        got: vec![out_features, in_features],
+                        expected: format!("{expected:?}, as the base has it"),
+                    });
+                }
+            }
+            // A classifier may be new; other layers would have no place in the model.
+            let path = match own {
+                Some(path) => (*path).to_string(),
+                None if is_encoder && is_classification(&layer.path) => {
+                    naming.back(&layer.path).to_string()
+                }
+                None => {
+                    let (path, extra) = (adapter.path().to_path_buf(), vec![layer.path.clone()]);
+                    return Err(AdapterError::Extra { path, extra }.into());
+                }
+            };
+            let tensor = |is_weight| SavedTensor {
+                layer: layer.clone(),
+                is_weight,
+            };
+            saved.insert(weight_name(&path), tensor(true));
+            if layer.bias {
+                saved.insert(join(&path, "bias"), tensor(false));
+            }
+            layers.push(path);
+        }
         Ok(Self {
             base,
             adapter,
             layers,
+            saved,
             updates,
         })
     }
 
-    /// The paths of the layers with an update, in the order of the base.
+    /// The paths of the layers with an update, in the order of the base, and of those that the adapter replaces.
     pub fn layers(&self) -> &[String] {
         &self.layers
     }
@@ -86,22 +135,46 @@ impl<'a> Merged<'a> {
 
 impl Source for Merged<'_> {
     fn names(&self) -> Vec<String> {
-        self.base.names()
+        let names = self.base.names();
+        let new = self.saved.keys().filter(|name| !names.contains(*name));
+        let new: Vec<String> = new.cloned().collect();
+        names.into_iter().chain(new).collect()
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.base.shape(name)
+        match self.saved.get(name) {
+            None => self.base.shape(name),
+            Some(saved) => Some(match (saved.is_weight, saved.layer.sizes) {
+                (true, (out_features, in_features)) => vec![out_features, in_features],
+                (false, (out_features, _)) => vec![out_features],
+            }),
+        }
     }
 
     fn dtype(&self, name: &str) -> Option<DType> {
-        self.base.dtype(name)
+        match self.saved.contains_key(name) {
+            true => self.base.dtype(name).or(Some(DType::F32)),
+            false => self.base.dtype(name),
+        }
     }
 
     fn is_fp8(&self, name: &str) -> bool {
-        self.base.is_fp8(name)
+        !self.saved.contains_key(name) && self.base.is_fp8(name)
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        if let Some(saved) = self.saved.get(name) {
+            let layer = &saved.layer;
+            let (weight, bias) = self.adapter.saved_layer(layer, dtype, &Device::Cpu)?;
+            let missing = || Error::MissingTensor {
+                tensor: name.to_string(),
+                place: "the adapter".into(),
+            };
+            return match saved.is_weight {
+                true => Ok(weight),
+                false => bias.ok_or_else(missing),
+            };
+        }
         let Some((own, sizes)) = self.updates.get(name) else {
             return self.base.value(name, dtype);
         };

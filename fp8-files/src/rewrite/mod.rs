@@ -9,6 +9,8 @@
 //! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint) or one with an adapter added to it ([`Merged`]), and write a directory that appears complete or not at
 //! all. A callback gets the [`Progress`] and can cancel.
 
+mod card;
+mod classes;
 mod companions;
 mod convert;
 mod dequantize;
@@ -28,11 +30,13 @@ mod source;
 mod spelling;
 
 pub use crate::spelling::Spelling;
+pub use card::{CARD_FILE, Measure, ModelCard, Relation, hub_name};
+pub use classes::Classifier;
 pub use convert::convert;
 pub use dequantize::dequantize;
 pub use merged::Merged;
 pub use options::{WriteOptions, WriteReport};
 pub use progress::{OnProgress, Progress, quiet};
-pub use quantize::{QuantizeOptions, quantize};
+pub use quantize::{QuantizeOptions, layers_to_quantize, quantize};
 pub use scheme::Scheme;
 pub use source::Source;

@@ -8,13 +8,15 @@ use super::scheme::Scheme;
 use super::select::{Patterns, name_others, role};
 use super::slabs;
 use super::source::{Source, model_dtype, natural_order, take_scales};
-use crate::contents::{Described, HEAD, Role};
+use crate::contents::{Contents, Described, HEAD, Role};
 use crate::error::{Error, Result};
 use crate::load::StoredLayer;
 use crate::names::weight_name;
 use crate::scheme::static_scale;
 use crate::spelling::Spelling;
-use candle_core::Device;
+use candle_core::{DType, Device};
+use fp8_candle::{Fp8Tensor, InputScaling};
+use fp8_core::Format;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -33,7 +35,7 @@ const WAY_OUT: &str = "leave it in high precision by `QuantizeOptions::with_igno
 ///     .with_ignore(["*.down_proj", "re:.*layers\\.0\\."]);
 /// assert_eq!(options.ignore.len(), 2);
 /// ```
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct QuantizeOptions {
     /// How weights and inputs are scaled.
@@ -46,6 +48,8 @@ pub struct QuantizeOptions {
     pub head: bool,
     /// For static schemes: the largest absolute input of each layer, by path.
     pub input_amaxes: BTreeMap<String, f32>,
+    /// Codes and scales of layers by path, in place of plain rounding: those of a search. Default none.
+    pub codes: BTreeMap<String, Fp8Tensor>,
     /// Options of the files.
     pub write: WriteOptions,
 }
@@ -88,6 +92,26 @@ impl QuantizeOptions {
         self
     }
 
+    /// See [`QuantizeOptions::codes`].
+    #[must_use]
+    pub fn with_codes(mut self, codes: BTreeMap<String, Fp8Tensor>) -> Self {
+        self.codes = codes;
+        self
+    }
+
+    /// How the inputs of a layer are scaled, with their static scale if they have one.
+    ///
+    /// # Errors
+    /// [`Error::MissingAmax`] if [`QuantizeOptions::input_amaxes`] lacks the layer.
+    pub fn input_scaling(&self, layer: &Described) -> Result<InputScaling> {
+        let path = &layer.path;
+        layer.scheme.input.with_scale(|()| {
+            let amax = self.input_amaxes.get(path).copied();
+            let amax = amax.ok_or_else(|| Error::MissingAmax { path: path.clone() })?;
+            static_scale(amax, &Device::Cpu, path, "input")
+        })
+    }
+
     /// See [`QuantizeOptions::write`].
     #[must_use]
     pub fn with_write(mut self, write: WriteOptions) -> Self {
@@ -124,7 +148,7 @@ impl QuantizeOptions {
 ///
 /// # Errors
 /// [`Error::Inexpressible`] if files of the spelling cannot hold the scheme; [`Error::MissingAmax`] for a static scheme without a layer's
-/// amax; [`Error::NotExportable`] for a layer whose inputs do not divide into the scheme's groups; [`Error::TensorValue`] for a weight
+/// amax; [`Error::CodesOfNoLayer`]; [`Error::NotExportable`] for a layer whose inputs do not divide into the scheme's groups; [`Error::TensorValue`] for a weight
 /// that is not finite; [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] if there is no linear layer to
 /// quantize; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a file cannot be read or written.
 pub fn quantize(
@@ -133,59 +157,21 @@ pub fn quantize(
     options: &QuantizeOptions,
     on_progress: &mut OnProgress<'_>,
 ) -> Result<WriteReport> {
-    let spelling = options.spelling;
-    let scheme = options.scheme.of_layers();
-    let mut patterns = Patterns::parse(&options.ignore)?;
-    let (mut contents, names) = take_scales(source, source.names(), &options.write)?;
-    let default_dtype = model_dtype(source, &names);
-    let described = |path: &str, dims: &[usize]| match *dims {
-        [n, k] => Some(Described {
-            path: path.to_string(),
-            scheme,
-            sizes: (n, k),
-        }),
-        _ => None,
-    };
-    let mut others = vec![];
-    for name in names {
-        let mut layer = None;
-        if let Some((path, role)) = role(source, &name) {
-            let ignored = patterns.matches(path)?;
-            let head = options.head || source.is_fp8(&name);
-            let chosen = role == Role::Linear || (role == Role::Head && head);
-            if chosen && !ignored {
-                layer = described(path, &source.shape(&name).unwrap_or_default());
-            }
-        }
-        match layer {
-            Some(layer) => contents.layers.push(layer),
-            None => others.push(name),
-        }
+    let Plan {
+        contents,
+        others,
+        tied,
+        default_dtype,
+        unmatched,
+    } = Plan::new(source, options)?;
+    let is_quantized = |path: &&String| contents.layers.iter().any(|layer| layer.path == **path);
+    if let Some(path) = options.codes.keys().find(|path| !is_quantized(path)) {
+        let first = contents.layers.first().map_or("none", |layer| &layer.path);
+        return Err(Error::CodesOfNoLayer {
+            path: path.clone(),
+            layers: format!("{}, the first is `{first}`", contents.layers.len()),
+        });
     }
-    let mut tied = None;
-    let has_head = source.shape(&weight_name(HEAD)).is_some();
-    if options.head && !has_head && !patterns.matches(HEAD)? {
-        tied = embedding(source, &others);
-        let shape = tied.as_ref().and_then(|name| source.shape(name));
-        let head = shape.and_then(|dims| described(HEAD, &dims));
-        contents.layers.extend(head);
-    }
-    if contents.layers.is_empty() {
-        return Err(Error::NothingToConvert);
-    }
-    for layer in &contents.layers {
-        scheme.check(layer.sizes, &layer.path, WAY_OUT)?;
-        if options.scheme.needs_calibration() && !options.input_amaxes.contains_key(&layer.path) {
-            return Err(Error::MissingAmax {
-                path: layer.path.clone(),
-            });
-        }
-    }
-    contents
-        .layers
-        .sort_by_cached_key(|layer| natural_order(&layer.path));
-    name_others(source, &others, &mut contents);
-    spelling.check(&contents)?;
     let paths = contents.layers.iter().map(|layer| &layer.path);
     let requantized = paths.filter(|path| source.is_fp8(&weight_name(path)));
     let requantized = requantized.cloned().collect();
@@ -193,7 +179,7 @@ pub fn quantize(
         source,
         target: target.as_ref(),
         options: &options.write,
-        spelling: Some(spelling),
+        spelling: Some(options.spelling),
         changes: Changes {
             untied: contents.layers.iter().any(|layer| layer.path == HEAD),
             dtype: None,
@@ -202,7 +188,7 @@ pub fn quantize(
         contents,
         others,
         report: WriteReport {
-            unmatched: patterns.unmatched(),
+            unmatched,
             requantized,
             ..WriteReport::default()
         },
@@ -227,6 +213,92 @@ pub fn quantize(
         requantization_error: largest.into_inner().unwrap_or_else(PoisonError::into_inner),
         ..report
     })
+}
+
+/// The linear layers of `source` that [`quantize`] writes in FP8 with these options, in the order of the model.
+///
+/// # Errors
+/// Those of [`quantize`] that come before anything is written, except those of its target.
+pub fn layers_to_quantize(
+    source: &dyn Source,
+    options: &QuantizeOptions,
+) -> Result<Vec<Described>> {
+    Ok(Plan::new(source, options)?.contents.layers)
+}
+
+/// What becomes of each tensor.
+struct Plan {
+    contents: Contents,
+    others: Vec<String>,
+    /// The embedding that is the head's weight too.
+    tied: Option<String>,
+    default_dtype: DType,
+    unmatched: Vec<String>,
+}
+
+impl Plan {
+    fn new(source: &dyn Source, options: &QuantizeOptions) -> Result<Self> {
+        let scheme = options.scheme.of_layers();
+        let mut patterns = Patterns::parse(&options.ignore)?;
+        let (mut contents, names) = take_scales(source, source.names(), &options.write)?;
+        let default_dtype = model_dtype(source, &names);
+        let described = |path: &str, dims: &[usize]| match *dims {
+            [n, k] => Some(Described {
+                path: path.to_string(),
+                scheme,
+                sizes: (n, k),
+            }),
+            _ => None,
+        };
+        let mut others = vec![];
+        for name in names {
+            let mut layer = None;
+            if let Some((path, role)) = role(source, &name) {
+                let ignored = patterns.matches(path)?;
+                let head = options.head || source.is_fp8(&name);
+                let chosen = role == Role::Linear || (role == Role::Head && head);
+                if chosen && !ignored {
+                    layer = described(path, &source.shape(&name).unwrap_or_default());
+                }
+            }
+            match layer {
+                Some(layer) => contents.layers.push(layer),
+                None => others.push(name),
+            }
+        }
+        let mut tied = None;
+        let has_head = source.shape(&weight_name(HEAD)).is_some();
+        if options.head && !has_head && !patterns.matches(HEAD)? {
+            tied = embedding(source, &others);
+            let shape = tied.as_ref().and_then(|name| source.shape(name));
+            let head = shape.and_then(|dims| described(HEAD, &dims));
+            contents.layers.extend(head);
+        }
+        if contents.layers.is_empty() {
+            return Err(Error::NothingToConvert);
+        }
+        for layer in &contents.layers {
+            scheme.check(layer.sizes, &layer.path, WAY_OUT)?;
+            if options.scheme.needs_calibration() && !options.input_amaxes.contains_key(&layer.path)
+            {
+                return Err(Error::MissingAmax {
+                    path: layer.path.clone(),
+                });
+            }
+        }
+        contents
+            .layers
+            .sort_by_cached_key(|layer| natural_order(&layer.path));
+        name_others(source, &others, &mut contents);
+        options.spelling.check(&contents)?;
+        Ok(Self {
+            contents,
+            others,
+            tied,
+            default_dtype,
+            unmatched: patterns.unmatched(),
+        })
+    }
 }
 
 /// The embedding that serves as the head of a model without one; None if the configuration does not tie them.
@@ -256,15 +328,30 @@ fn quantized(
     options: &QuantizeOptions,
 ) -> Result<StoredLayer> {
     let path = &layer.path;
-    let codes = slabs::quantize(source, layer, name, slabs::slab(options.write.memory))?;
-    let input = layer.scheme.input.with_scale(|()| {
-        let amax = options.input_amaxes.get(path).copied();
-        let amax = amax.ok_or_else(|| Error::MissingAmax { path: path.clone() })?;
-        static_scale(amax, &Device::Cpu, path, "input")
-    })?;
+    let codes = match options.codes.get(path) {
+        Some(codes) => fitting(codes, layer)?,
+        None => slabs::quantize(source, layer, name, slabs::slab(options.write.memory))?,
+    };
     Ok(StoredLayer {
         path: path.clone(),
         codes,
-        input,
+        input: options.input_scaling(layer)?,
     })
+}
+
+/// The codes that were given for a layer.
+fn fitting(codes: &Fp8Tensor, layer: &Described) -> Result<Fp8Tensor> {
+    let (n, k) = layer.sizes;
+    let (got, wanted) = (codes.granularity(), layer.scheme.weight);
+    if codes.dims() != [n, k] || got != wanted || codes.format() != Format::E4M3 {
+        return Err(Error::TensorShape {
+            tensor: weight_name(&layer.path),
+            got: codes.dims().to_vec(),
+            expected: format!(
+                "codes of [{n}, {k}] in e4m3 with {wanted} scales, not in {} with {got} ones",
+                codes.format()
+            ),
+        });
+    }
+    Ok(codes.clone())
 }

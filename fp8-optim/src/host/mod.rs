@@ -2,8 +2,10 @@
 
 mod pass;
 mod slice;
+mod stored;
 mod value;
 
 pub(super) use pass::{Keys, Pass, run};
 pub(super) use slice::{PIECE, Slice};
+pub(super) use stored::Operand;
 pub(super) use value::Value;

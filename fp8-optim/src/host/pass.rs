@@ -7,8 +7,10 @@ use fp8_core::StochasticKey;
 use half::{bf16, f16};
 
 use super::super::memory::{Memory, change_in_place};
+use super::super::moments;
 use super::super::rule::{MAX_MOMENTS, Rule};
 use super::slice::{PIECE, Slice};
+use super::stored::{Operand, Stored, blocks as blocks_of, elements};
 use super::value::Value;
 
 /// Elements of one task. The update is elementwise and random bits follow from an element's index, so the split changes no bit.
@@ -25,8 +27,8 @@ pub(crate) struct Keys {
 /// The operands of a pass beside the parameter. Moments and master are updated in place.
 pub(crate) struct Pass<'a> {
     pub(crate) grad: Slice<'a>,
-    /// Moments that the formula uses, in the dtype of the parameter if `saturating`, else in f32.
-    pub(crate) moments: Vec<&'a Tensor>,
+    /// Moments that the formula uses.
+    pub(crate) moments: Vec<Operand<'a>>,
     pub(crate) master: Option<&'a Tensor>,
     pub(crate) keys: Keys,
     /// Whether results beyond the range of their dtype become its largest number and are counted, and magnitudes are measured.
@@ -53,7 +55,8 @@ impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync> Formula for F {}
 /// Runs `formula` over a parameter in place.
 pub(crate) fn run<R: Rule>(var: &Var, pass: &Pass<'_>, formula: impl Formula) -> Result<Measured> {
     let mut measured = Some(Measured::default());
-    let tensors = std::iter::once(var.as_tensor()).chain(pass.moments.iter().copied());
+    let moments = pass.moments.iter().flat_map(|moment| moment.tensors());
+    let tensors = std::iter::once(var.as_tensor()).chain(moments);
     let tensors: Vec<&Tensor> = tensors.chain(pass.master).collect();
     if var.elem_count() > 0 {
         change_in_place(&tensors, &mut |memory| {
@@ -92,8 +95,9 @@ fn blocks<R: Rule, T: Value, M: Value, K: Value>(
     let mut memory = memory.into_iter();
     let parameter = elements::<T>(memory.next(), len)?.chunks_mut(BLOCK);
     let mut moments: [_; MAX_MOMENTS] = Default::default();
-    for moment in &mut moments[..pass.moments.len()] {
-        *moment = Some(elements::<M>(memory.next(), len)?.chunks_mut(BLOCK));
+    for (moment, operand) in moments.iter_mut().zip(&pass.moments) {
+        let stored = Stored::<M>::open(*operand, &mut memory, len)?;
+        *moment = Some(stored.parts(BLOCK).into_iter());
     }
     let mut master = match pass.master {
         Some(_) => Some(elements::<K>(memory.next(), len)?.chunks_mut(BLOCK)),
@@ -111,19 +115,12 @@ fn blocks<R: Rule, T: Value, M: Value, K: Value>(
     Some(parts.into_iter().fold(Measured::default(), Measured::and))
 }
 
-/// All `len` elements of a tensor.
-fn elements<T: Value>(memory: Option<Memory<'_>>, len: usize) -> Option<&mut [T]> {
-    let Memory { storage, range } = memory?;
-    let elements = T::of_storage(storage)?.get_mut(range)?;
-    (elements.len() == len).then_some(elements)
-}
-
 /// The work of one task.
 struct Block<'a, T, M, K> {
     /// Number of the first element.
     start: usize,
     parameter: &'a mut [T],
-    moments: [Option<&'a mut [M]>; MAX_MOMENTS],
+    moments: [Option<Stored<'a, M>>; MAX_MOMENTS],
     master: Option<&'a mut [K]>,
 }
 
@@ -166,9 +163,7 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
             };
             let mut pairs = self.moments.iter_mut().zip(&mut wide_moments);
             let mut m: [&mut [f32]; MAX_MOMENTS] = std::array::from_fn(|_| match pairs.next() {
-                Some((Some(moment), wide)) => {
-                    M::widened(&mut moment[range.clone()], &mut wide[..count])
-                }
+                Some((Some(moment), wide)) => moment.widened(range.clone(), &mut wide[..count]),
                 Some((None, wide)) => &mut wide[..count],
                 None => &mut [],
             });
@@ -190,12 +185,27 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
                 }
             }
             for (i, (moment, wide)) in self.moments.iter_mut().zip(&wide_moments).enumerate() {
-                if let Some(moment) = moment {
-                    let (moment, wide) = (&mut moment[range.clone()], &wide[..count]);
-                    let (largest, saturated) =
-                        put_back(moment, wide, first, keys.moments[i], saturating);
-                    this.moments[i] = largest;
-                    this.saturated += saturated;
+                let wide = &wide[..count];
+                match moment {
+                    None => {}
+                    Some(Stored::Values(values)) => {
+                        let values = &mut values[range.clone()];
+                        let (largest, saturated) =
+                            put_back(values, wide, first, keys.moments[i], saturating);
+                        this.moments[i] = largest;
+                        this.saturated += saturated;
+                    }
+                    Some(Stored::Coded {
+                        codes,
+                        amaxes,
+                        curves,
+                        coding,
+                    }) => {
+                        let blocks = blocks_of(&range);
+                        let (amaxes, curves) = (&mut amaxes[blocks.clone()], &mut curves[blocks]);
+                        let outs = (&mut codes[range.clone()], amaxes, curves);
+                        moments::encode(wide, *coding, first, outs);
+                    }
                 }
             }
             total = total.and(this);

@@ -8,6 +8,7 @@ use super::super::engine::{Engine, Slot};
 use super::super::error::Result;
 use super::super::groups::Groups;
 use super::super::masters::{Keeping, MasterDType};
+use super::super::moments::{Kept, MomentStorage};
 use super::super::report::StepReport;
 use super::super::rule::Rule;
 use super::super::shared::KernelGroup;
@@ -20,7 +21,8 @@ impl Variable {
     }
 
     fn kernel_tensors(&self, decays: bool) -> candle_core::Result<AdamWTensors> {
-        let Some([exp_avg, exp_avg_sq]) = self.state.moments.as_deref() else {
+        let Some([Kept::Values(exp_avg), Kept::Values(exp_avg_sq)]) = self.state.moments.as_deref()
+        else {
             candle_core::bail!("variable `{}`: it has no two moments", self.name)
         };
         Ok(AdamWTensors {
@@ -39,6 +41,7 @@ pub(super) fn counter<R: Rule>(rule: &R, variables: &[Variable]) -> candle_core:
     match variables.split_first() {
         Some((first, rest))
             if rule.adamw_kernel().is_some()
+                && rule.settings().moments == MomentStorage::F32
                 && first.is_on_cuda()
                 && rest
                     .iter()
@@ -50,14 +53,16 @@ pub(super) fn counter<R: Rule>(rule: &R, variables: &[Variable]) -> candle_core:
     }
 }
 
-/// Whether variable number `i` is in a group of kernels, which know one learning rate, one weight decay, and masters in f32.
+/// Whether variable number `i` is in a group of kernels, which know one learning rate, one weight decay, and masters and moments in
+/// f32.
 fn is_grouped(slots: &[Slot<Variable>], own: &Groups, i: usize) -> bool {
     let variable = &slots[i].parameter;
     let known = matches!(
         variable.keeping,
         Keeping::Variable | Keeping::Copy(MasterDType::F32)
     );
-    variable.is_on_cuda() && known && own.of(i).is_none()
+    let in_f32 = variable.storage == MomentStorage::F32;
+    variable.is_on_cuda() && known && in_f32 && own.of(i).is_none()
 }
 
 /// A group per CUDA device. Its kernels write to the moments of these variables: new moments need new groups.

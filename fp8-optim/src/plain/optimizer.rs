@@ -18,6 +18,7 @@ use super::super::report::StepReport;
 use super::super::rule::{Rule, checked_settings};
 use super::super::shared::Shared;
 use super::super::veto::CastVeto;
+use super::sharded::check_parts;
 use super::variable::Variable;
 
 /// An optimizer that knows its variables by name and reports on its steps: [`AdamW`](super::super::AdamW),
@@ -116,7 +117,7 @@ impl<R: Rule> Engine<R, Variable> {
     pub fn from_named(vars: Vec<(String, Var)>, config: R) -> Result<Self> {
         let settings = checked_settings(&config)?;
         let vars = sorted(vars, settings.masters.is_some())?.into_iter();
-        let variables = vars.map(|(name, var)| Variable::new::<R>(name, var, settings.masters));
+        let variables = vars.map(|(name, var)| Variable::new::<R>(name, var, &settings));
         let variables = variables.collect::<Result<Vec<_>>>()?;
         #[cfg(feature = "cuda")]
         let counter = super::cuda::counter(&config, &variables)?;
@@ -135,14 +136,22 @@ impl<R: Rule> Engine<R, Variable> {
     }
 
     /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the new decay scope. Where master weights were
-    /// off or of another dtype, copies are made of the variables as they are; where they are turned off, the copies are dropped.
+    /// off or of another dtype, copies are made of the variables as they are; where they are turned off, the copies are dropped. Moments are
+    /// brought into the form of [`MomentStorage`](super::super::MomentStorage).
     ///
     /// # Errors
     /// [`InvalidHyperparameter`](super::super::OptimError::InvalidHyperparameter),
-    /// [`MasterOverflow`](super::super::OptimError::MasterOverflow), or candle's when there is no memory for the copies; the old
-    /// hyperparameters stay.
+    /// [`MasterOverflow`](super::super::OptimError::MasterOverflow), those of [`Engine::from_sharded`] where each rank has a part of the
+    /// parameters, or candle's when there is no memory for the copies; the old hyperparameters stay.
     pub fn set_config(&mut self, config: R) -> Result<()> {
         let settings = checked_settings(&config)?;
+        if self.slots.iter().any(|slot| slot.parameter.is_part()) {
+            check_parts(&settings)?;
+        }
+        let mut moments = Vec::new();
+        for slot in &self.slots {
+            moments.push(slot.parameter.moments_as::<R>(settings.moments)?);
+        }
         let mut changed = Vec::new();
         for (i, slot) in self.slots.iter().enumerate() {
             let Variable {
@@ -152,6 +161,10 @@ impl<R: Rule> Engine<R, Variable> {
             if next != *keeping {
                 changed.push((i, next, next.new_copy(name, var)?));
             }
+        }
+        for (slot, moments) in self.slots.iter_mut().zip(moments) {
+            slot.parameter.state.moments = moments;
+            slot.parameter.storage = settings.moments;
         }
         for (i, keeping, copy) in changed {
             let variable = &mut self.slots[i].parameter;
@@ -164,6 +177,12 @@ impl<R: Rule> Engine<R, Variable> {
         }
         self.put_config(config);
         Ok(())
+    }
+
+    /// Bytes of moments and masters. Moments that begin with the first gradient count from then on.
+    pub fn state_bytes(&self) -> u64 {
+        let variables = self.slots.iter().map(|slot| &slot.parameter);
+        variables.map(Variable::state_bytes).sum()
     }
 
     /// Steps taken, without skipped ones. Waits for the device if all variables are on one CUDA device, which counts then.

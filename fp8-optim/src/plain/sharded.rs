@@ -4,7 +4,9 @@ use super::super::counter::Counter;
 use super::super::engine::Engine;
 use super::super::error::{OptimError, Result};
 use super::super::exchange::Exchange;
+use super::super::moments::MomentStorage;
 use super::super::rule::{Rule, checked_settings};
+use super::super::settings::Settings;
 use super::super::shared::Shared;
 use super::variable::Variable;
 use fp8_ranks::ShardedVarMap;
@@ -39,17 +41,16 @@ impl<R: Rule> Engine<R, Variable> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`ShardedVarMap::check`]; [`OptimError::ShardedMasters`];
+    /// Those of [`ShardedVarMap::check`]; [`OptimError::ShardedMasters`]; [`OptimError::ShardedMoments`];
     /// [`OptimError::InvalidHyperparameter`].
     pub fn from_sharded(map: &ShardedVarMap, config: R) -> Result<Self> {
         let settings = checked_settings(&config)?;
-        if settings.masters.is_some() {
-            return Err(OptimError::ShardedMasters);
-        }
+        check_parts(&settings)?;
         map.check()?;
         // With those of which this rank holds nothing: names and counts are the same on all ranks.
         let variables = map.vars().into_iter().map(|var| {
-            let variable = Variable::new::<R>(var.name().to_string(), var.shard().clone(), None)?;
+            let variable =
+                Variable::new::<R>(var.name().to_string(), var.shard().clone(), &settings)?;
             Ok(variable.with_whole(var.placeholder().clone()))
         });
         let variables = variables.collect::<Result<Vec<_>>>()?;
@@ -64,4 +65,15 @@ impl<R: Rule> Engine<R, Variable> {
             shared,
         ))
     }
+}
+
+/// Fails for settings that optimizers of parts do not take.
+pub(super) fn check_parts(settings: &Settings) -> Result<()> {
+    if settings.masters.is_some() {
+        return Err(OptimError::ShardedMasters);
+    }
+    if settings.moments != MomentStorage::F32 {
+        return Err(OptimError::ShardedMoments);
+    }
+    Ok(())
 }

@@ -8,10 +8,13 @@ use fp8_candle::weight_version::WeightVersion;
 
 use super::super::error;
 use super::super::gradients::own_gradient;
-use super::super::host::{self, Keys, Pass, Slice};
-use super::super::masters::{Keeping, MasterDType};
+use super::super::host::{self, Keys, Operand, Pass, Slice};
+use super::super::masters::Keeping;
+use super::super::moments::{Kept, MomentStorage, coding};
 use super::super::parameter::Parameter;
+use super::super::rounding::RoundTo;
 use super::super::rule::{Rates, Rule};
+use super::super::settings::Settings;
 use super::super::shared::Shared;
 use super::super::state_reader::StateReader;
 use super::composed;
@@ -21,6 +24,7 @@ pub struct Variable {
     pub(super) name: String,
     pub(super) var: Var,
     pub(super) keeping: Keeping,
+    pub(super) storage: MomentStorage,
     pub(super) state: State,
     /// Whether updates run over host memory in place: of contiguous f32, bf16 and f16 variables on the CPU. Otherwise each step replaces
     /// moments and master, or kernels of a CUDA device update them in place.
@@ -31,24 +35,21 @@ pub struct Variable {
     whole: Option<Tensor>,
 }
 
-/// Tensors of the variable's shape, on its device, whose memory belongs to the optimizer.
+/// What belongs to the optimizer. Masters and moments that are not in FP8 are on the variable's device.
 pub struct State {
     /// None until they begin.
-    pub(super) moments: Option<Vec<Tensor>>,
+    pub(super) moments: Option<Vec<Kept>>,
     pub(super) master: Option<Tensor>,
 }
 
 impl Variable {
-    pub(crate) fn new<R: Rule>(
-        name: String,
-        var: Var,
-        masters: Option<MasterDType>,
-    ) -> error::Result<Self> {
-        let keeping = Keeping::of(&var, masters);
+    pub(crate) fn new<R: Rule>(name: String, var: Var, settings: &Settings) -> error::Result<Self> {
+        let keeping = Keeping::of(&var, settings.masters);
         let on_host = matches!(var.device(), Device::Cpu) && var.dtype() != DType::F64;
         let mut variable = Self {
             version: WeightVersion::of(&var),
             keeping,
+            storage: settings.moments,
             in_place: on_host && var.is_contiguous(),
             state: State {
                 moments: None,
@@ -71,12 +72,34 @@ impl Variable {
     }
 
     /// Moments of zeros.
-    fn zeros<R: Rule>(&self) -> Result<Vec<Tensor>> {
+    fn zeros<R: Rule>(&self) -> Result<Vec<Kept>> {
         let (shape, dtype) = (self.var.shape(), self.moment_dtype());
-        let zeros = R::MOMENTS.iter();
-        zeros
-            .map(|_| Tensor::zeros(shape, dtype, self.var.device()))
-            .collect()
+        let zeros = || Kept::zeros(self.storage, shape, dtype, self.var.device());
+        R::MOMENTS.iter().map(|_| zeros()).collect()
+    }
+
+    /// Whether it is a range of a parameter.
+    pub(super) fn is_part(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// The moments, stored in another way.
+    pub(super) fn moments_as<R: Rule>(&self, storage: MomentStorage) -> Result<Option<Vec<Kept>>> {
+        let stored = self.state.moments.as_ref().map(|moments| {
+            let pairs = moments.iter().zip(R::MOMENTS);
+            let stored =
+                pairs.map(|(kept, moment)| kept.stored(storage, moment, self.var.device()));
+            stored.collect()
+        });
+        stored.transpose()
+    }
+
+    /// Bytes of moments and master.
+    pub(super) fn state_bytes(&self) -> u64 {
+        let master = self.state.master.as_ref();
+        let master = master.map_or(0, |m| m.elem_count() * m.dtype().size_in_bytes());
+        let moments = self.state.moments.iter().flatten().map(Kept::bytes);
+        moments.sum::<u64>() + master as u64
     }
 
     /// f64 for an f64 variable, f32 for all others: in bf16 a second moment would never move, since `1 - beta2` is below half a unit in
@@ -135,13 +158,26 @@ impl<R: Rule> Parameter<R> for Variable {
         let begins = self.state.moments.is_none();
         let rates = &Rates { begins, ..*rates };
         let key = (self.keeping).key(rule.settings().seed, rates.step, rates.index as u32);
-        let mut moments = match &self.state.moments {
-            _ if !rule.has_moments() => vec![],
-            Some(moments) => moments.clone(),
-            None => self.zeros::<R>()?,
+        let used = rule.has_moments();
+        let zeros = (used && begins).then(|| self.zeros::<R>()).transpose()?;
+        let moments = self.state.moments.as_ref().or(zeros.as_ref());
+        let moments = moments.into_iter().flatten().filter(|_| used);
+        // The random bits of a moment.
+        let round = RoundTo::Stochastic {
+            seed: rule.settings().seed,
         };
+        let moment_key = |i: usize| round.key(rates.step, rates.index, i as u32 + 1);
         if self.in_place {
             let (formula, clip) = (rule.formula::<f32>(rates), rates.clip as f32);
+            let pairs = moments.zip(R::MOMENTS).enumerate();
+            let operands = pairs.map(|(i, (kept, moment))| match kept {
+                Kept::Values(values) => Operand::Values(values),
+                Kept::Coded(coded) => {
+                    let coding = coding(self.storage, moment, moment_key(i));
+                    Operand::Coded(coded, coding.unwrap_or_default())
+                }
+            });
+            let operands = operands.collect();
             Slice::with(grad, None, |grad| {
                 let keys = Keys {
                     parameter: key,
@@ -149,7 +185,7 @@ impl<R: Rule> Parameter<R> for Variable {
                 };
                 let pass = Pass {
                     grad,
-                    moments: moments.iter().collect(),
+                    moments: operands,
                     master: self.state.master.as_ref(),
                     keys,
                     saturating: false,
@@ -161,22 +197,31 @@ impl<R: Rule> Parameter<R> for Variable {
                     move |theta, grad, moments: &mut [f32]| formula(theta, grad * clip, moments),
                 )
             })??;
+            // Moments that no pass has written have not begun.
+            self.state.moments = self.state.moments.take().or(zeros);
         } else {
             let grad = composed::clipped(grad, self.moment_dtype(), rates.clip)?;
+            let moments = moments.map(|kept| kept.values(self.var.device()));
+            let moments = moments.collect::<Result<_>>()?;
             let (master, formula) = (&mut self.state.master, rule.formula(rates));
-            moments = composed::update(&self.var, grad, moments, master, key, formula)?;
-        }
-        if rule.has_moments() {
-            self.state.moments = Some(moments);
+            let new = composed::update(&self.var, grad, moments, master, key, formula)?;
+            if used {
+                let new = new.into_iter().zip(R::MOMENTS).enumerate();
+                let kept = new.map(|(i, (values, moment))| {
+                    Kept::of(values, self.storage, moment, moment_key(i))
+                });
+                self.state.moments = Some(kept.collect::<Result<_>>()?);
+            }
         }
         Ok(())
     }
 
     fn save(&self, state: &mut HashMap<String, Tensor>) -> error::Result<bool> {
-        let moments = self.state.moments.iter().flatten();
-        let moments = R::MOMENTS.iter().map(|moment| moment.name).zip(moments);
-        for (part, tensor) in moments.chain(self.state.master.iter().map(|m| (MASTER, m))) {
-            state.insert(self.state_name(part), tensor.copy()?);
+        for (moment, kept) in R::MOMENTS.iter().zip(self.state.moments.iter().flatten()) {
+            kept.save(&self.state_name(moment.name), state)?;
+        }
+        if let Some(master) = &self.state.master {
+            state.insert(self.state_name(MASTER), master.copy()?);
         }
         Ok(self.state.moments.is_some())
     }
@@ -192,13 +237,10 @@ impl<R: Rule> Parameter<R> for Variable {
         let begun = R::MOMENT_COUNT.is_none() || names.any(|name| state.has(&name));
         let mut moments = vec![];
         for moment in R::MOMENTS.iter().filter(|_| begun) {
-            let (name, dtype) = (self.state_name(moment.name), self.moment_dtype());
-            moments.push(copy(state.take(
-                &name,
-                dtype,
-                shape,
-                moment.non_negative,
-            )?)?);
+            let (name, form) = (self.state_name(moment.name), (shape, self.moment_dtype()));
+            let device = self.var.device();
+            let kept = Kept::read(state, &name, moment, form, device)?;
+            moments.push(kept.stored(self.storage, moment, device)?);
         }
         let master = self.keeping.copy_dtype();
         let master =
@@ -220,6 +262,8 @@ const MASTER: &str = "master_param";
 #[cfg(test)]
 mod tests {
     use super::super::super::adamw::AdamWConfig;
+    use super::super::super::masters::MasterDType;
+    use super::super::super::moments::Fp8Moments;
     use super::super::super::sgd::SgdConfig;
     use super::*;
 
@@ -231,7 +275,8 @@ mod tests {
 
     fn all_bits(variable: &Variable) -> Result<(Bits, Option<Vec<Bits>>, Option<Bits>)> {
         let State { moments, master } = &variable.state;
-        let moments = moments.as_ref().map(|all| all.iter().map(bits).collect());
+        let value = |kept: &Kept| bits(&kept.values(&Device::Cpu)?);
+        let moments = moments.as_ref().map(|all| all.iter().map(value).collect());
         Ok((
             bits(&variable.var)?,
             moments.transpose()?,
@@ -259,7 +304,11 @@ mod tests {
             let start = Tensor::from_vec(values, 40_000, &Device::Cpu)?.to_dtype(dtype)?;
             let new = || {
                 let var = Var::from_tensor(&start.copy()?)?;
-                Variable::new::<R>("a".into(), var, masters)
+                let settings = Settings {
+                    masters,
+                    ..rule.settings()
+                };
+                Variable::new::<R>("a".into(), var, &settings)
             };
             let (mut in_place, mut composed) = (new()?, new()?);
             composed.in_place = false;
@@ -296,17 +345,28 @@ mod tests {
 
     #[test]
     fn adamw() -> error::Result<()> {
-        composed_equals_in_place(AdamWConfig {
-            seed: 3,
-            ..AdamWConfig::default()
-        })
+        let fp8 = Fp8Moments::default();
+        for moments in [
+            MomentStorage::F32,
+            MomentStorage::Fp8(fp8),
+            MomentStorage::Fp8(fp8.with_expansion(false).with_stochastic(false)),
+        ] {
+            composed_equals_in_place(AdamWConfig {
+                seed: 3,
+                moments,
+                ..AdamWConfig::default()
+            })?;
+        }
+        Ok(())
     }
 
     #[test]
     fn sgd() -> error::Result<()> {
         let config = SgdConfig::default().with_seed(3);
         composed_equals_in_place(config.clone())?;
-        composed_equals_in_place(config.clone().with_momentum(0.9).with_dampening(0.3))?;
+        let momentum = config.clone().with_momentum(0.9).with_dampening(0.3);
+        composed_equals_in_place(momentum.clone())?;
+        composed_equals_in_place(momentum.with_moments(MomentStorage::Fp8(Fp8Moments::default())))?;
         composed_equals_in_place(config.with_momentum(0.9).with_nesterov(true))
     }
 }

@@ -8,6 +8,7 @@ use fp8_scaled::{ScaledGrads, ScaledVar};
 use super::super::counter::Counter;
 use super::super::engine::{Decision, Engine};
 use super::super::error::{OptimError, Result};
+use super::super::moments::MomentStorage;
 use super::super::report::StepReport;
 use super::super::rounding::{RoundTo, ScaledCounts};
 use super::super::rule::checked_settings;
@@ -162,9 +163,12 @@ impl<R: ScaledRule> Engine<R, ScaledParameter> {
     ///
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`], [`OptimError::DuplicateName`], [`OptimError::ScaledMasters`] if the configuration asks for
-    /// master weights, [`OptimError::ScaledDtype`] for f64, [`OptimError::ScaledDevice`].
+    /// master weights, [`OptimError::ScaledMoments`] if it asks for FP8 moments, [`OptimError::ScaledDtype`] for f64, [`OptimError::ScaledDevice`].
     pub fn from_vars(mut vars: Vec<ScaledVar>, config: R) -> Result<Self> {
         let settings = checked_settings(&config)?;
+        if settings.moments != MomentStorage::F32 {
+            return Err(OptimError::ScaledMoments);
+        }
         if let Some(masters) = settings.masters {
             return Err(OptimError::ScaledMasters {
                 dtype: masters.dtype(),

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Shape, Tensor};
 use fp8_scaled::{Scale, ScaledGrads, ScaledVar};
 
 use super::super::error::{OptimError, Result};
-use super::super::host::{self, Keys, Pass, Slice};
+use super::super::host::{self, Keys, Operand, Pass, Slice};
 use super::super::parameter::Parameter;
 use super::super::rule::{MAX_MOMENTS, Moment, Rates};
 use super::super::shared::Shared;
@@ -164,7 +164,7 @@ impl<R: ScaledRule> Parameter<R> for ScaledParameter {
             moments: std::array::from_fn(|i| key(i + 1)),
         };
         let measured = grad.with(|grad| {
-            let moments = moments.iter().map(|moment| &moment.data);
+            let moments = moments.iter().map(|moment| Operand::Values(&moment.data));
             let pass = Pass {
                 grad,
                 moments: moments.filter(|_| used).collect(),

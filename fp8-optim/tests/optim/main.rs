@@ -2,6 +2,7 @@
 
 mod construction;
 mod devices;
+mod fp8_moments;
 mod groups;
 mod helpers;
 mod invariance;

@@ -158,8 +158,12 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
         "{error}"
     );
     let masters = SgdConfig::default().with_masters(MasterDType::F32);
-    let error = ScaledSgd::from_vars(vec![var], masters).unwrap_err();
+    let error = ScaledSgd::from_vars(vec![var.clone()], masters).unwrap_err();
     assert!(matches!(error, OptimError::ScaledMasters { .. }), "{error}");
+    let moments = MomentStorage::Fp8(Fp8Moments::default());
+    let moments = SgdConfig::default().with_moments(moments);
+    let error = ScaledSgd::from_vars(vec![var], moments).unwrap_err();
+    assert!(matches!(error, OptimError::ScaledMoments), "{error}");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! What a model family shows of itself to adapters.
 
 use super::Adapters;
+use crate::models::error::Result;
 use crate::models::layers::Projection;
 use candle_core::{DType, Device};
-use fp8_files::adapter::Naming;
+use fp8_files::adapter::{Naming, SavedLayer};
 
 /// A model that can hold adapters.
 pub(crate) trait Host {
@@ -18,6 +19,18 @@ pub(crate) trait Host {
 
     /// Takes the gradient from all parameters, those of the linear layers included.
     fn freeze(&mut self);
+
+    /// Whether [`Host::make_room`] makes a layer for this one, of whatever classes.
+    fn takes(&self, saved: &SavedLayer) -> bool {
+        let _ = saved;
+        false
+    }
+
+    /// Makes the layers that an adapter replaces, where the model could have them and does not; `labels` name their classes.
+    fn make_room(&mut self, saved: &[SavedLayer], labels: &[String]) -> Result<()> {
+        let _ = (saved, labels);
+        Ok(())
+    }
 
     /// PEFT's name for what the model does.
     fn task(&self) -> &'static str;

@@ -3,11 +3,14 @@
 use super::Host;
 use super::slots::Adapter;
 use crate::models::error::Result;
-use crate::nn::{LoraConfig, LoraUpdate};
+use crate::models::layers::Change;
+use crate::nn::{Linear, LoraConfig, LoraUpdate, linear_b};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8_files::adapter::{AdapterConfig, AdapterFile, Naming, PREFIX, Targets, write_adapter};
-use std::collections::{BTreeMap, HashMap};
+use fp8_files::adapter::{
+    AdapterConfig, AdapterError, AdapterFile, Naming, PREFIX, Targets, write_adapter_with,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::PoisonError;
 
@@ -15,12 +18,37 @@ use std::sync::PoisonError;
 struct Layer {
     path: String,
     features: (usize, usize),
+    bias: bool,
+}
+
+/// What an adapter does to layers, by path.
+#[derive(Default)]
+struct Changes {
+    updates: BTreeMap<String, LoraUpdate>,
+    saved: BTreeMap<String, Linear>,
+    /// In the order of the model.
+    paths: Vec<String>,
+}
+
+impl Changes {
+    fn update(&mut self, path: &str, update: LoraUpdate) {
+        let update = update.with_path(path);
+        self.paths.push(path.to_string());
+        self.updates.insert(path.to_string(), update);
+    }
+
+    fn save(&mut self, path: &str, layer: Linear) {
+        let layer = layer.with_path(path);
+        self.paths.push(path.to_string());
+        self.saved.insert(path.to_string(), layer);
+    }
 }
 
 fn layers(host: &mut dyn Host) -> Vec<Layer> {
     let layers = host.projections().into_iter().map(|layer| Layer {
         path: layer.path().to_string(),
         features: layer.features(),
+        bias: layer.has_bias(),
     });
     layers.collect()
 }
@@ -46,7 +74,7 @@ pub(crate) fn add(
     let paths: Vec<&str> = own.iter().map(String::as_str).collect();
     let targeted = config.targeted(&paths)?;
     let layers = layers.into_iter().zip(own.clone());
-    let layers = layers.filter(|(_, own)| targeted.contains(&own.as_str()));
+    let layers = layers.filter(|(_, own)| targeted.contains(&own.as_str()) || config.is_saved(own));
     add_to(host, name, config, naming, layers, vb)
 }
 
@@ -60,78 +88,150 @@ fn add_to(
     vb: VarBuilder<'_>,
 ) -> Result<Vec<String>> {
     let vb = vb.pp(PREFIX);
-    let (mut updates, mut paths) = (BTreeMap::new(), vec![]);
-    for (Layer { path, features }, own) in layers {
-        let update = LoraUpdate::new(features, lora_config(config, &own)?, vb.pp(&own))?;
-        updates.insert(path.clone(), update.with_path(path.as_str()));
-        paths.push(path);
+    let mut changes = Changes::default();
+    for (layer, own) in layers {
+        let (path, (out_features, in_features)) = (&layer.path, layer.features);
+        if config.is_saved(&own) {
+            let saved = linear_b(in_features, out_features, layer.bias, vb.pp(&own))?;
+            changes.save(path, saved);
+            continue;
+        }
+        let update = LoraUpdate::new(layer.features, lora_config(config, &own)?, vb.pp(&own))?;
+        changes.update(path, update);
     }
     host.freeze();
-    insert(host, name, config, naming, updates)?;
-    Ok(paths)
+    insert(host, name, config, naming, changes)
 }
 
-/// Keeps an adapter and makes it the active one.
+/// Keeps an adapter and makes it the active one. Returns the paths of its layers.
 fn insert(
     host: &mut dyn Host,
     name: &str,
     config: &AdapterConfig,
     naming: Naming,
-    updates: BTreeMap<String, LoraUpdate>,
-) -> Result<()> {
+    changes: Changes,
+) -> Result<Vec<String>> {
     host.adapters_mut().list.push(Adapter {
         name: name.to_string(),
         config: config.clone(),
         naming,
-        updates,
+        updates: changes.updates,
+        saved: changes.saved,
     });
-    set(host, Some(name))
+    set(host, Some(name))?;
+    Ok(changes.paths)
 }
 
 /// The adapter in a directory.
 struct Read {
     config: AdapterConfig,
     naming: Naming,
-    /// The layers that it changes, each with its path in the adapter and its matrices.
-    layers: Vec<(Layer, String, [Tensor; 2])>,
+    /// The layers that it changes, each with its path in the adapter and what it holds.
+    layers: Vec<(Layer, String, Held)>,
+}
+
+/// What an adapter's file holds of a layer.
+enum Held {
+    /// A and B.
+    Update([Tensor; 2]),
+    /// Weight and bias of the layer that replaces it.
+    Saved(Tensor, Option<Tensor>),
+}
+
+impl Held {
+    /// By the names that they have in the file, after the layer's path.
+    fn tensors(self) -> Vec<(&'static str, Tensor)> {
+        match self {
+            Self::Update([a, b]) => vec![("lora_A.weight", a), ("lora_B.weight", b)],
+            Self::Saved(weight, bias) => {
+                let bias = bias.map(|bias| ("bias", bias));
+                [("weight", weight)].into_iter().chain(bias).collect()
+            }
+        }
+    }
 }
 
 fn read(host: &mut dyn Host, dir: &Path) -> Result<Read> {
     let file = AdapterFile::open(dir)?;
-    let mut all = layers(host);
-    let paths: Vec<String> = all.iter().map(|layer| layer.path.clone()).collect();
-    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-    let targeted: BTreeMap<&str, String> = file.layers(&paths)?.into_iter().collect();
-    all.retain(|layer| targeted.contains_key(layer.path.as_str()));
-    let layers = all.into_iter().map(|layer| {
-        let own = targeted[layer.path.as_str()].clone();
-        let matrices = file.matrices(&own, layer.features, DType::F32, host.device())?;
-        Ok((layer, own, matrices))
-    });
+    // Once all is known to fit, the model gets the layers that it could have and lacks.
+    check(host, &file)?;
+    host.make_room(file.saved(), &file.config().labels)?;
+    let all = layers(host);
+    let paths: Vec<&str> = all.iter().map(|layer| layer.path.as_str()).collect();
+    let naming = file.naming(&paths);
+    let targeted = file.layers(&paths)?;
+    let targeted: BTreeSet<String> = targeted.into_iter().map(|(_, own)| own).collect();
+    let mut held = vec![];
+    for mut layer in all {
+        let own = naming.of(&layer.path);
+        let saved = file.saved().iter().find(|saved| saved.path == own);
+        if let Some(saved) = saved {
+            layer.bias = saved.bias;
+            let (weight, bias) = file.saved_layer(saved, DType::F32, host.device())?;
+            held.push((layer, own, Held::Saved(weight, bias)));
+        } else if targeted.contains(&own) {
+            let matrices = file.matrices(&own, layer.features, DType::F32, host.device())?;
+            held.push((layer, own, Held::Update(matrices)));
+        }
+    }
     Ok(Read {
-        layers: layers.collect::<Result<_>>()?,
-        naming: file.naming(&paths),
+        layers: held,
+        naming,
         config: file.config().clone(),
     })
+}
+
+/// Fails if the adapter does not fit the layers of the model.
+fn check(host: &mut dyn Host, file: &AdapterFile) -> Result<()> {
+    let all = layers(host);
+    let paths: Vec<&str> = all.iter().map(|layer| layer.path.as_str()).collect();
+    let naming = file.naming(&paths);
+    let features: BTreeMap<String, (usize, usize)> = (all.iter())
+        .map(|layer| (naming.of(&layer.path), layer.features))
+        .collect();
+    for (_, own) in file.layers(&paths)? {
+        if let Some(features) = features.get(&own) {
+            file.check_sizes(&own, *features)?;
+        }
+    }
+    for saved in file.saved().iter().filter(|saved| !host.takes(saved)) {
+        let tensor = format!("{PREFIX}.{}.weight", saved.path);
+        let Some(features) = features.get(&saved.path) else {
+            let (path, extra) = (file.path().to_path_buf(), vec![tensor]);
+            return Err(crate::FilesError::from(AdapterError::Extra { path, extra }).into());
+        };
+        if saved.sizes != *features {
+            return Err(crate::FilesError::TensorShape {
+                tensor,
+                got: vec![saved.sizes.0, saved.sizes.1],
+                expected: format!("{features:?}, as the base has it"),
+            }
+            .into());
+        }
+    }
+    Ok(())
 }
 
 /// Adds the adapter in a directory, without gradients.
 pub(crate) fn load(host: &mut dyn Host, name: &str, dir: &Path) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
     let read = read(host, dir)?;
-    let (mut updates, mut paths) = (BTreeMap::new(), vec![]);
-    for (Layer { path, features }, own, [a, b]) in read.layers {
-        let tensors = HashMap::from([
-            ("lora_A.weight".to_string(), a),
-            ("lora_B.weight".to_string(), b),
-        ]);
-        let vb = VarBuilder::from_tensors(tensors, DType::F32, host.device());
-        let update = LoraUpdate::new(features, lora_config(&read.config, &own)?, vb)?;
-        updates.insert(path.clone(), update.with_path(path.as_str()));
-        paths.push(path);
+    let mut changes = Changes::default();
+    for (layer, own, held) in read.layers {
+        match held {
+            Held::Saved(weight, bias) => changes.save(&layer.path, Linear::new(weight, bias)),
+            held @ Held::Update(_) => {
+                let tensors = held.tensors().into_iter();
+                let tensors: HashMap<String, Tensor> = tensors
+                    .map(|(name, tensor)| (name.into(), tensor))
+                    .collect();
+                let vb = VarBuilder::from_tensors(tensors, DType::F32, host.device());
+                let config = lora_config(&read.config, &own)?;
+                changes.update(&layer.path, LoraUpdate::new(layer.features, config, vb)?);
+            }
+        }
     }
-    insert(host, name, &read.config, read.naming, updates)?;
-    Ok(paths)
+    insert(host, name, &read.config, read.naming, changes)
 }
 
 /// Adds the adapter in a directory, with its matrices as new variables of `vars`.
@@ -144,10 +244,10 @@ pub(crate) fn load_trainable(
     host.adapters().check_new(name)?;
     let read = read(host, dir)?;
     let mut layers = vec![];
-    for (layer, own, [a, b]) in read.layers {
+    for (layer, own, held) in read.layers {
         let mut vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-        for (matrix, tensor) in [("lora_A", a), ("lora_B", b)] {
-            let name = format!("{PREFIX}.{own}.{matrix}.weight");
+        for (end, tensor) in held.tensors() {
+            let name = format!("{PREFIX}.{own}.{end}");
             vars.insert(name, Var::from_tensor(&tensor)?);
         }
         layers.push((layer, own));
@@ -160,14 +260,19 @@ pub(crate) fn load_trainable(
 pub(crate) fn set(host: &mut dyn Host, name: Option<&str>) -> Result<()> {
     let adapters = host.adapters();
     let seed = adapters.seed.clone();
-    let updates = match name {
-        None => BTreeMap::new(),
-        Some(name) => adapters.get(name)?.updates.clone(),
+    let (updates, mut saved) = match name {
+        None => Default::default(),
+        Some(name) => {
+            let adapter = adapters.get(name)?;
+            (adapter.updates.clone(), adapter.saved.clone())
+        }
     };
     host.adapters_mut().active = name.map(String::from);
     for layer in host.projections() {
         let update = updates.get(layer.path()).cloned();
-        layer.set_update(update.map(|update| (update, seed.clone())));
+        let update = update.map(|update| Change::Update(update, seed.clone()));
+        let saved = saved.remove(layer.path()).map(Change::Replace);
+        layer.change(saved.or(update));
     }
     Ok(())
 }
@@ -197,16 +302,25 @@ pub(crate) fn save(host: &dyn Host, name: &str, dir: &Path) -> Result<()> {
         let [a, b] = update.matrices();
         (naming.of(path), [a.clone(), b.clone()])
     });
-    Ok(write_adapter(dir, &config, matrices)?)
+    let saved = adapter.saved.iter().map(|(path, layer)| {
+        let tensors = (layer.weight()?, layer.bias().cloned());
+        Ok((naming.of(path), tensors))
+    });
+    let saved: Vec<_> = saved.collect::<Result<_>>()?;
+    Ok(write_adapter_with(dir, &config, matrices, saved)?)
 }
 
 /// Adds an adapter to the weights of the base, and forgets it.
 pub(crate) fn merge(host: &mut dyn Host, name: &str) -> Result<()> {
-    let updates = host.adapters().get(name)?.updates.clone();
+    let adapter = host.adapters().get(name)?;
+    let (updates, mut saved) = (adapter.updates.clone(), adapter.saved.clone());
     let dtype = host.dtype();
     for layer in host.projections() {
         if let Some(update) = updates.get(layer.path()) {
             layer.merge(update, dtype)?;
+        }
+        if let Some(saved) = saved.remove(layer.path()) {
+            layer.set_base(&saved, dtype)?;
         }
     }
     remove(host, name)

@@ -2,7 +2,7 @@
 
 use crate::models::error::{Error, Result};
 use crate::models::layers::DropoutSeed;
-use crate::nn::LoraUpdate;
+use crate::nn::{Linear, LoraUpdate};
 use fp8_files::adapter::{AdapterConfig, Naming};
 use std::collections::BTreeMap;
 
@@ -14,6 +14,8 @@ pub(super) struct Adapter {
     pub(super) naming: Naming,
     /// By the path of the layer.
     pub(super) updates: BTreeMap<String, LoraUpdate>,
+    /// The layers that it replaces, by path.
+    pub(super) saved: BTreeMap<String, Linear>,
 }
 
 /// All adapters of a model, in the order in which they came.

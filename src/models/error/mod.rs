@@ -52,6 +52,19 @@ pub enum Error {
         /// What was expected.
         expected: String,
     },
+    /// An encoder without a classifier was to classify.
+    #[error("the model has no classifier: it gives features of texts")]
+    NoClassifier,
+    /// An adapter classifies by other classes than the model.
+    #[error(
+        "the model classifies by {model}, and the adapter by {adapter}: `remove_classifier` makes room for another classifier"
+    )]
+    OtherClasses {
+        /// Names of the model's classes.
+        model: String,
+        /// Names of the adapter's classes, or their number.
+        adapter: String,
+    },
     /// A model holds no adapter of a name.
     #[error("there is no adapter `{name}`; there are: {adapters}")]
     NoAdapter {
@@ -95,6 +108,20 @@ pub enum Error {
         got: String,
         /// The call's.
         expected: String,
+    },
+    /// Samples for a search are not fit for it.
+    #[error("samples to search on: {reason}")]
+    Samples {
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// Codes cannot be searched for a layer.
+    #[error("layer `{path}` {reason}")]
+    NotSearchable {
+        /// Path of the layer.
+        path: String,
+        /// Why not, and what to do.
+        reason: &'static str,
     },
     /// A token id is not in the vocabulary, or ids are not `[batch, tokens]` of integers.
     #[error("token ids: {reason}")]

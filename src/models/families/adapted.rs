@@ -52,9 +52,11 @@ impl Model {
     ///
     /// model.load_adapter("copy", dir.path())?;
     /// let ids = Tensor::new(&[[5u32, 6, 7]], &Device::Cpu)?;
-    /// let copy = model.forward(&ids)?.to_vec3::<f32>()?;
+    /// let copy = model.forward(&ids)?;
     /// model.set_adapter(Some("mine"))?;
-    /// assert_eq!(model.forward(&ids)?.to_vec3::<f32>()?, copy);
+    /// // Inference adds up a few rows in another order than training does.
+    /// let difference = (model.forward(&ids)? - copy)?.abs()?.max_all()?;
+    /// assert!(difference.to_scalar::<f32>()? < 1e-5);
     /// # Ok(()) }
     /// ```
     ///

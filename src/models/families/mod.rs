@@ -2,10 +2,12 @@
 
 mod adapted;
 mod bert;
+mod blocks;
 mod causal_lm;
 mod llama;
 
-pub use bert::{Bert, BertActivation, BertConfig, Pooling};
+pub use bert::{Bert, BertActivation, BertConfig, Pooling, label_name};
+pub(crate) use blocks::Blocks;
 pub use causal_lm::CausalLm;
 pub use llama::{
     ExpertGroups, Llama, LlamaConfig, MlaConfig, MoeConfig, MoeNames, QueryGrowth, RouterScores,

@@ -1,10 +1,13 @@
 //! Continues prompts with tokens or text.
 
 mod options;
+mod row;
 mod sampling;
 mod text;
 mod tokens;
 
 pub use options::GenerationOptions;
+pub(crate) use row::{Ends, Row, check_prompt, checked};
+pub use row::{FinishReason, Output, Token};
 pub use text::{TextOutput, TextPiece, TextStream, generate_text};
-pub use tokens::{FinishReason, Output, Stop, Token, generate};
+pub use tokens::{Stop, generate};

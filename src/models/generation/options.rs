@@ -3,6 +3,7 @@
 use crate::models::error::{Error, TextError};
 use crate::models::files::{Entries, read_json};
 use crate::models::setters::setters;
+use crate::models::text::Tokenizer;
 use serde_json::Value;
 use std::path::Path;
 
@@ -37,11 +38,13 @@ pub struct GenerationOptions {
     /// A row ends with one of these tokens, which is the last of its output. If empty, the model's own end tokens apply
     /// ([`CausalLm::eos_tokens`](crate::models::CausalLm::eos_tokens)).
     pub stop_tokens: Vec<u32>,
-    /// Without stop tokens, also ignore the end tokens of the model.
+    /// Without stop tokens, also ignore the end tokens of the model and of the tokenizer.
     pub ignore_eos: bool,
-    /// A text ends before one of these; used by [`generate_text`](crate::models::generate_text) only.
+    /// A text ends before one of these, where there is text: in [`generate_text`](crate::models::generate_text) and in a
+    /// [`Server`](crate::serving::Server) with a tokenizer.
     pub stop_strings: Vec<String>,
-    /// Capacity of the cache in tokens per row; `None`: as many as prompt and new tokens need.
+    /// Capacity of the cache in tokens per row; `None`: as many as prompt and new tokens need. A [`Server`](crate::serving::Server) always
+    /// takes as many.
     pub cache_capacity: Option<usize>,
 }
 
@@ -85,6 +88,13 @@ setters! { GenerationOptions:
 }
 
 impl GenerationOptions {
+    /// Ends rows with the tokenizer's end tokens, unless the options say otherwise.
+    pub(crate) fn end_as(&mut self, tokenizer: &Tokenizer) {
+        if self.stop_tokens.is_empty() && !self.ignore_eos {
+            self.stop_tokens = tokenizer.eos().to_vec();
+        }
+    }
+
     /// Sets the penalty for earlier tokens, and how many of the last tokens count (`None`: all).
     pub fn with_repetition_penalty(mut self, penalty: f32, window: Option<usize>) -> Self {
         self.repetition_penalty = penalty;

@@ -1,10 +1,12 @@
 //! Generation of text: tokens become text as they come, whole characters only.
 
 use super::options::GenerationOptions;
-use super::tokens::{FinishReason, Stop, generate};
+use super::row::FinishReason;
+use super::tokens::{Stop, generate};
 use crate::models::error::{Error, TextError};
 use crate::models::families::CausalLm;
 use crate::models::text::Tokenizer;
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 
 /// The character that a decoder writes for bytes that are not (or not yet) valid UTF-8.
@@ -36,20 +38,20 @@ pub struct TextStream<'a> {
     read: usize,
     /// Text that may turn out to be part of a stop text.
     held: String,
-    stops: &'a [String],
+    stops: Cow<'a, [String]>,
     stopped: bool,
 }
 
 impl<'a> TextStream<'a> {
     /// A stream that ends before the first of `stops` in the text. Special tokens give no text.
-    pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> Self {
+    pub fn new(tokenizer: &'a Tokenizer, stops: impl Into<Cow<'a, [String]>>) -> Self {
         Self {
             tokenizer,
             ids: vec![],
             context: 0,
             read: 0,
             held: String::new(),
-            stops,
+            stops: stops.into(),
             stopped: false,
         }
     }
@@ -111,6 +113,20 @@ impl<'a> TextStream<'a> {
         Ok(())
     }
 
+    /// [`TextStream::push`] for a token of generation: also the rest of the text if it is the last one, and why the text ends.
+    pub(crate) fn take(
+        &mut self,
+        token: u32,
+        finish: Option<FinishReason>,
+    ) -> Result<(String, Option<FinishReason>), TextError> {
+        let mut text = self.push(token)?;
+        if finish.is_some() {
+            text += &self.finish()?;
+        }
+        let stopped = self.stopped().then_some(FinishReason::StopString);
+        Ok((text, stopped.or(finish)))
+    }
+
     /// Takes the part of `held` that cannot belong to a stop text any more.
     fn release(&mut self, all: bool) -> String {
         let found = self.stops.iter().filter_map(|stop| self.held.find(stop));
@@ -158,7 +174,8 @@ pub struct TextOutput {
 }
 
 /// [`generate`](crate::models::generate()) with text as the output: prompts are tokens, and `on_text` is called for each new token with the text that
-/// is certain by then. The tokenizer's end tokens end a row too.
+/// is certain by then. Without stop tokens those of the tokenizer end a row too, unless
+/// [`GenerationOptions::ignore_eos`] is set.
 ///
 /// # Errors
 /// As [`generate`](crate::models::generate()), and those of decoding.
@@ -186,9 +203,7 @@ pub fn generate_text(
     on_text: &mut dyn FnMut(TextPiece) -> ControlFlow<Stop>,
 ) -> Result<Vec<TextOutput>, Error> {
     let mut options = options.clone();
-    if options.stop_tokens.is_empty() {
-        options.stop_tokens = tokenizer.eos().to_vec();
-    }
+    options.end_as(tokenizer);
     let stops = &options.stop_strings;
     let mut streams: Vec<TextStream<'_>> = prompts
         .iter()
@@ -198,22 +213,15 @@ pub fn generate_text(
     let mut fault = None;
     let outputs = generate(model, prompts, &options, &mut |token| {
         let stream = &mut streams[token.prompt];
-        let mut step = || -> Result<TextPiece, TextError> {
-            let mut text = stream.push(token.id)?;
-            if token.finish.is_some() {
-                text += &stream.finish()?;
-            }
-            let stopped = stream.stopped().then_some(FinishReason::StopString);
-            Ok(TextPiece {
-                prompt: token.prompt,
-                text,
-                finish: stopped.or(token.finish),
-            })
-        };
-        match step() {
-            Ok(piece) => {
-                texts[piece.prompt] += &piece.text;
-                match on_text(piece) {
+        match stream.take(token.id, token.finish) {
+            Ok((text, finish)) => {
+                let prompt = token.prompt;
+                texts[prompt] += &text;
+                match on_text(TextPiece {
+                    prompt,
+                    text,
+                    finish,
+                }) {
                     ControlFlow::Continue(()) if stream.stopped() => ControlFlow::Break(Stop::Row),
                     flow => flow,
                 }

@@ -2,7 +2,7 @@
 
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};
-use fp8_candle::ops::{CachedTokens, cached_attention};
+use fp8_candle::ops::{CachedSequence, CachedTokens, cached_attention};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
 use fp8_core::{Cast, Contraction, Format, Granularity};
 
@@ -93,6 +93,15 @@ impl LayerCache {
             keys,
             Some(softmax_scale),
         )?)
+    }
+
+    /// Its first `keys` tokens as those of one sequence.
+    pub(crate) fn sequence(&self, keys: usize) -> CachedSequence<'_> {
+        CachedSequence {
+            k: self.k.tokens(),
+            v: self.v.tokens(),
+            keys,
+        }
     }
 
     /// The first `len` keys and values in `dtype`.

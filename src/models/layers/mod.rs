@@ -1,5 +1,6 @@
 //! What model families are built from: rotary positions, attention with a mask, caches of keys and values.
 
+mod few_rows;
 mod file_has;
 mod kv_cache;
 mod layer_cache;
@@ -9,6 +10,7 @@ mod projection;
 mod rope;
 mod token_ids;
 
+pub(crate) use few_rows::{FEW_ROWS, is_few};
 pub(crate) use file_has::file_has;
 pub use kv_cache::KvCache;
 pub(crate) use kv_cache::{KvSizes, Rows};
@@ -16,6 +18,6 @@ pub use layer_cache::KvScales;
 pub(crate) use layer_cache::LayerCache;
 pub(crate) use masked::masked_attention;
 pub(crate) use pool::in_pool;
-pub(crate) use projection::{DropoutSeed, Projection};
+pub(crate) use projection::{Change, DropoutSeed, Projection, Tap};
 pub use rope::{RopeConfig, RopeScaling};
 pub(crate) use token_ids::token_rows;

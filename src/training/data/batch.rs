@@ -21,6 +21,9 @@ pub struct Batch {
     /// For each row the lengths of its segments, which sum to `context`. Tokens of a segment must not attend to other segments. The last
     /// segment is padding if the row has any.
     pub segments: Vec<Vec<usize>>,
+    /// Rows that follow each other and belong together: 1, or for [`Task::Embedding`](crate::training::Task::Embedding) 2, a query and
+    /// its text, or 3, with a text that does not belong to it.
+    pub group: usize,
     /// For each row how many tokens at its end are padding.
     pub padding: Vec<usize>,
     /// For classification the class of each row, a position in [`Dataset::labels`](crate::training::Dataset::labels).
@@ -44,6 +47,7 @@ impl Batch {
         Self {
             rows: rows.len(),
             context: self.context,
+            group: self.group,
             tokens: self.tokens[elements.clone()].to_vec(),
             targets: self.targets[elements].to_vec(),
             segments: self.segments[rows.clone()].to_vec(),

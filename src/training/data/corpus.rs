@@ -1,16 +1,17 @@
 //! Documents as tokens and rows.
 
 use super::chat::{chat, completion};
-use super::document::{Body, Document, Label};
+use super::document::{Body, Document};
 use super::encode::Encoder;
-use super::error::DataError;
+use super::error::{DataError, Place};
+use super::lines::COMPARED;
 use super::options::{DatasetOptions, Task};
 use super::order::held_out;
 use super::pack::{Row, alone, cut, pack};
 use super::summary::DatasetSummary;
+use super::task::Classes;
 use crate::models::{TextError, Tokenizer};
 use rayon::prelude::*;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A document as tokens.
@@ -19,6 +20,8 @@ struct Encoded {
     /// For each token whether a model shall learn to predict it.
     learned: Vec<bool>,
     label: Option<u32>,
+    /// The tokens of each of several texts, which stay apart; none for a single text.
+    texts: Vec<usize>,
     /// Tokens that did not fit into the row.
     truncated: usize,
     form: Form,
@@ -49,66 +52,17 @@ struct Unit {
     label: Option<u32>,
     /// A piece of a plain text file.
     file: bool,
-}
-
-/// What the documents are for.
-pub(super) fn task(documents: &[Document], wanted: Option<Task>) -> Result<Task, DataError> {
-    let is_labelled = |document: &Document| matches!(document.body, Body::Labelled(..));
-    let task = wanted.unwrap_or(match documents.iter().any(is_labelled) {
-        true => Task::Classification,
-        false => Task::LanguageModel,
-    });
-    let unlabelled = documents.iter().find(|document| !is_labelled(document));
-    match unlabelled {
-        Some(document) if task == Task::Classification => Err(DataError::Content {
-            place: document.place.clone(),
-            found: "no `label`".into(),
-            expected: "`text` and `label` in all files, as the task is classification".into(),
-        }),
-        _ => Ok(task),
-    }
-}
-
-/// The classes: all labels in order, numbers by value.
-pub(super) fn classes(documents: &[Document]) -> Result<Vec<Label>, DataError> {
-    let mut classes: BTreeSet<&Label> = BTreeSet::new();
-    for document in documents {
-        if let Body::Labelled(_, label) = &document.body {
-            let of_other_kind = classes
-                .first()
-                .filter(|first| std::mem::discriminant(**first) != std::mem::discriminant(label));
-            if let Some(first) = of_other_kind {
-                let name = |label: &Label| match label {
-                    Label::Integer(number) => format!("the integer {number}"),
-                    Label::Name(name) => format!("the string `{name}`"),
-                };
-                return Err(DataError::Content {
-                    place: document.place.clone(),
-                    found: format!("`label` is {}", name(label)),
-                    expected: format!("labels of one kind; another label is {}", name(first)),
-                });
-            }
-            classes.insert(label);
-        }
-    }
-    match classes.len() {
-        1 => Err(DataError::OneClass {
-            label: classes
-                .first()
-                .map(|label| label.name())
-                .unwrap_or_default(),
-        }),
-        _ => Ok(classes.into_iter().cloned().collect()),
-    }
+    /// The pieces are several texts, which make one row.
+    together: bool,
 }
 
 /// Makes tokens of documents.
 pub(super) struct Maker<'a> {
     encoder: Encoder<'a>,
     options: &'a DatasetOptions,
-    /// In classification, where texts are truncated.
+    /// For encoders, which see the beginning of a text.
     truncating: Option<Tokenizer>,
-    classes: &'a [Label],
+    classes: &'a Classes,
 }
 
 impl<'a> Maker<'a> {
@@ -116,10 +70,12 @@ impl<'a> Maker<'a> {
         tokenizer: &'a Tokenizer,
         options: &'a DatasetOptions,
         task: Task,
-        classes: &'a [Label],
+        classes: &'a Classes,
     ) -> Result<Self, TextError> {
         let truncating = match task {
-            Task::Classification => Some(tokenizer.clone().with_max_tokens(options.context)?),
+            Task::Classification | Task::Embedding => {
+                Some(tokenizer.clone().with_max_tokens(options.context)?)
+            }
             Task::LanguageModel => None,
         };
         Ok(Self {
@@ -157,18 +113,19 @@ impl<'a> Maker<'a> {
             let learned = vec![true; ids.len()];
             (ids, learned)
         };
-        let (encoder, mut label) = (&self.encoder, None);
+        let encoder = &self.encoder;
         let ((mut ids, mut learned), form) = match &body {
-            Body::Labelled(text, name) => match &self.truncating {
+            Body::Labelled(text, label) => match &self.truncating {
                 Some(truncating) => {
-                    label = self
-                        .classes
-                        .binary_search(name)
-                        .ok()
-                        .map(|class| class as u32);
-                    return self.classified(truncating, text, label).map_err(failed);
+                    let label = self.classes.number(label);
+                    let texts = std::slice::from_ref(text);
+                    return self.read(truncating, &place, texts, label);
                 }
                 None => (all(encoder.document(text).map_err(failed)?), Form::Text),
+            },
+            Body::Texts(texts) => match &self.truncating {
+                Some(truncating) => return self.read(truncating, &place, texts, None),
+                None => (all(vec![]), Form::Whole),
             },
             Body::File(text) => (all(encoder.document(text).map_err(failed)?), Form::File),
             Body::Text(text) => (all(encoder.document(text).map_err(failed)?), Form::Text),
@@ -187,26 +144,50 @@ impl<'a> Maker<'a> {
         Ok(Encoded {
             ids,
             learned,
-            label,
+            label: None,
+            texts: vec![],
             truncated,
             form,
         })
     }
 
-    fn classified(
+    /// Texts as an encoder reads them, each truncated to a row: one with a label, or several that are compared.
+    fn read(
         &self,
         truncating: &Tokenizer,
-        text: &str,
+        place: &Place,
+        texts: &[String],
         label: Option<u32>,
-    ) -> Result<Encoded, TextError> {
-        let mut ids = self.encoder.tokenizer.encode(text, true)?;
-        let truncated = ids.len().saturating_sub(self.options.context);
-        if truncated > 0 {
-            ids = truncating.encode(text, true)?;
+    ) -> Result<Encoded, DataError> {
+        let failed = |source| DataError::Text {
+            place: place.clone(),
+            source,
+        };
+        let (mut all, mut lengths, mut truncated) = (vec![], vec![], 0);
+        for (text, key) in texts.iter().zip(COMPARED) {
+            let mut ids = self.encoder.tokenizer.encode(text, true).map_err(failed)?;
+            let over = ids.len().saturating_sub(self.options.context);
+            if over > 0 {
+                ids = truncating.encode(text, true).map_err(failed)?;
+                truncated += over;
+            }
+            if ids.is_empty() && label.is_none() {
+                return Err(DataError::Content {
+                    place: place.clone(),
+                    found: format!("`{key}` has no token"),
+                    expected: "a text with at least one".into(),
+                });
+            }
+            lengths.push(ids.len());
+            all.extend(ids);
         }
         Ok(Encoded {
-            learned: vec![false; ids.len()],
-            ids,
+            learned: vec![false; all.len()],
+            ids: all,
+            texts: match label {
+                Some(_) => vec![],
+                None => lengths,
+            },
             label,
             truncated,
             form: Form::Whole,
@@ -221,12 +202,22 @@ impl Corpus {
         let start = self.tokens.len();
         self.tokens.extend(&document.ids);
         self.learned.extend(&document.learned);
+        let together = !document.texts.is_empty();
+        let mut end = start;
+        let texts = document.texts.iter().map(|length| {
+            end += length;
+            end - length..end
+        });
+        let parts: Vec<_> = match together {
+            true => texts.collect(),
+            false => cut(start..self.tokens.len(), context).collect(),
+        };
         let mut pieces = vec![];
-        for piece in cut(start..self.tokens.len(), context) {
+        for piece in parts {
             // A class is learned from any token, a token only from one before it.
             let useful = match document.label {
                 Some(_) => true,
-                None => self.learned[piece.start + 1..piece.end].contains(&true),
+                None => together || self.learned[piece.start + 1..piece.end].contains(&true),
             };
             match useful {
                 true => pieces.push(piece),
@@ -244,12 +235,14 @@ impl Corpus {
                 pieces: vec![piece],
                 label,
                 file,
+                together,
             })),
             false if pieces.is_empty() => {}
             false => self.units.push(Unit {
                 pieces,
                 label,
                 file,
+                together,
             }),
         }
     }
@@ -294,6 +287,14 @@ impl Corpus {
             let units = self.units.iter();
             units.flat_map(|unit| unit.pieces.iter().map(|piece| (piece.clone(), unit.label)))
         };
+        if self.units.iter().any(|unit| unit.together) {
+            let units = self.units.iter();
+            let row = |unit: &Unit| Row {
+                pieces: unit.pieces.clone(),
+                label: None,
+            };
+            return units.map(row).collect();
+        }
         let labelled = self.units.iter().any(|unit| unit.label.is_some());
         match options.packing && !labelled {
             true => pack(pieces().map(|(piece, _)| piece), options.context),

@@ -1,17 +1,18 @@
 //! Rows of tokens from files, in an order for each epoch.
 
 use super::batch::{Batch, IGNORED};
-use super::corpus::{Corpus, Maker, classes, task};
-use super::document::Label;
+use super::corpus::{Corpus, Maker};
 use super::error::DataError;
 use super::options::{DatasetOptions, Task, Validation};
 use super::order::shuffled;
 use super::pack::Row;
 use super::source::read;
 use super::summary::DatasetSummary;
+use super::task::{Classes, task};
 use crate::models::Tokenizer;
 use rapidhash::v3::rapidhash_v3;
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -87,11 +88,11 @@ impl Dataset {
         }
         let task = task(&documents, options.task)?;
         let classes = match task {
-            Task::Classification => classes(&documents)?,
-            Task::LanguageModel => vec![],
+            Task::Classification => Classes::of(&documents, &options.labels)?,
+            Task::LanguageModel | Task::Embedding => Classes::default(),
         };
         let mut summary = DatasetSummary {
-            classes: classes.len(),
+            classes: classes.names.len(),
             ..DatasetSummary::default()
         };
         let maker = Maker::new(tokenizer, options, task, &classes).map_err(DataError::Tokenizer)?;
@@ -111,7 +112,7 @@ impl Dataset {
             seed: options.seed,
             task,
             padding: tokenizer.eos().first().copied().unwrap_or(0),
-            labels: classes.iter().map(Label::name).collect(),
+            labels: classes.names,
             summary,
             orders: Mutex::default(),
         };
@@ -133,9 +134,10 @@ impl Dataset {
             });
             (rows.len(), tokens, learned.sum::<usize>())
         });
+        let lines: usize = (self.rows.iter()).map(|row| self.lines(row).count()).sum();
         let summary = &mut self.summary;
         (summary.rows, summary.tokens, summary.predicted) = counts[0];
-        summary.padding = summary.rows * self.context - summary.tokens;
+        summary.padding = lines * self.context - summary.tokens;
         (
             summary.validation_rows,
             summary.validation_tokens,
@@ -160,7 +162,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// The rows of a training step, as many as `rows`, which depend on nothing but the data, the seed and these numbers. All rows, in a
+    /// The rows of a training step, as many as `rows` (for [`Task::Embedding`] so many groups of rows), which depend on nothing but the data, the seed and these numbers. All rows, in a
     /// random order for each epoch, follow each other endlessly; step `s` has those from `s * rows` on. So a batch may contain the end
     /// of one epoch and the beginning of the next.
     pub fn train_batch(&self, step: u64, rows: usize) -> Batch {
@@ -191,10 +193,21 @@ impl Dataset {
         order
     }
 
+    /// The pieces of each row of a batch that a row of data makes.
+    fn lines<'a>(&self, row: &'a Row) -> impl Iterator<Item = &'a [Range<usize>]> {
+        let pieces = match self.task {
+            Task::Embedding => 1,
+            Task::LanguageModel | Task::Classification => row.pieces.len().max(1),
+        };
+        row.pieces.chunks(pieces)
+    }
+
     fn batch<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Batch {
+        let group = |row: &Row| self.lines(row).count();
         let mut batch = Batch {
             rows: 0,
             context: self.context,
+            group: self.rows.first().map_or(1, group),
             tokens: vec![],
             targets: vec![],
             segments: vec![],
@@ -202,24 +215,27 @@ impl Dataset {
             labels: (self.task == Task::Classification).then(Vec::new),
         };
         for row in rows {
-            batch.rows += 1;
-            let end = batch.rows * self.context;
-            for piece in &row.pieces {
-                batch.tokens.extend(&self.corpus.tokens[piece.clone()]);
-                let next = piece.start + 1..piece.end;
-                let next = next.map(|at| match self.corpus.learned[at] {
-                    true => self.corpus.tokens[at],
-                    false => IGNORED,
-                });
-                batch.targets.extend(next.chain([IGNORED]));
+            for pieces in self.lines(row) {
+                batch.rows += 1;
+                let end = batch.rows * self.context;
+                for piece in pieces {
+                    batch.tokens.extend(&self.corpus.tokens[piece.clone()]);
+                    let next = piece.start + 1..piece.end;
+                    let next = next.map(|at| match self.corpus.learned[at] {
+                        true => self.corpus.tokens[at],
+                        false => IGNORED,
+                    });
+                    batch.targets.extend(next.chain([IGNORED]));
+                }
+                batch.tokens.resize(end, self.padding);
+                batch.targets.resize(end, IGNORED);
+                let used: usize = pieces.iter().map(Range::len).sum();
+                let padding = self.context - used;
+                let segments = pieces.iter().map(|piece| piece.len());
+                let segments = segments.chain((padding > 0).then_some(padding));
+                batch.segments.push(segments.collect());
+                batch.padding.push(padding);
             }
-            batch.tokens.resize(end, self.padding);
-            batch.targets.resize(end, IGNORED);
-            let padding = self.context - row.used();
-            let segments = row.pieces.iter().map(|piece| piece.len());
-            let segments = segments.chain((padding > 0).then_some(padding));
-            batch.segments.push(segments.collect());
-            batch.padding.push(padding);
             if let Some(labels) = &mut batch.labels {
                 labels.extend(row.label);
             }

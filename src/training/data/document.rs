@@ -19,6 +19,8 @@ pub(super) enum Body {
     Text(String),
     /// `text` and `label`.
     Labelled(String, Label),
+    /// `query`, `positive` and perhaps `negative`.
+    Texts(Vec<String>),
     /// `prompt` and `completion`, of which the second is learned.
     Completion(String, String),
     /// A chat, of which the assistant's messages from this one on are learned.

@@ -6,13 +6,16 @@ use crate::models::ChatMessage;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-const EXPECTED: &str = "an object with `text`, with `text` and `label`, with `messages`, or with `prompt` and `completion`";
+const EXPECTED: &str = "an object with `text`, with `text` and `label`, with `messages`, with `prompt` and `completion`, or with \
+     `query` and `positive`";
 /// The keys that say what a line is. All others are ignored, except [`LOST`].
 const KEYS: [&str; 5] = ["text", "label", "messages", "prompt", "completion"];
+/// The keys of texts that are compared; the last may be missing. Where the first two are, all other keys are ignored.
+pub(super) const COMPARED: [&str; 3] = ["query", "positive", "negative"];
 /// Keys of chats that change what a template writes, and that templates do not get here.
 const LOST: [&str; 2] = ["tools", "documents"];
 
-/// The documents of a file with a JSON object on each line that is not blank. All lines have the same of the five keys.
+/// The documents of a file with a JSON object on each line that is not blank. All lines have the same of the known keys.
 pub(super) fn read(path: &Path, text: &str) -> Result<Vec<Document>, DataError> {
     let mut documents = vec![];
     // The keys of the first line, and its number.
@@ -84,9 +87,17 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// Which of the five keys the line has, for people.
+fn is_compared(object: &Map<String, Value>) -> bool {
+    COMPARED[..2].iter().all(|key| object.contains_key(*key))
+}
+
+/// Which of the known keys the line has, for people.
 fn keys(object: &Map<String, Value>) -> String {
-    let keys = KEYS.iter().filter(|key| object.contains_key(**key));
+    let known = match is_compared(object) {
+        true => &COMPARED[..],
+        false => &KEYS[..],
+    };
+    let keys = known.iter().filter(|key| object.contains_key(**key));
     let keys: Vec<String> = keys.map(|key| format!("`{key}`")).collect();
     match keys.is_empty() {
         true => "an object with none of the known keys".into(),
@@ -95,6 +106,13 @@ fn keys(object: &Map<String, Value>) -> String {
 }
 
 fn body(place: &Place, object: &Map<String, Value>) -> Result<Body, DataError> {
+    if is_compared(object) {
+        let texts = COMPARED
+            .iter()
+            .filter_map(|key| Some((key, object.get(*key)?)));
+        let texts = texts.map(|(key, value)| string(place, key, value));
+        return Ok(Body::Texts(texts.collect::<Result<_, _>>()?));
+    }
     let value = KEYS.map(|key| object.get(key));
     match value {
         [Some(text), None, None, None, None] => Ok(Body::Text(string(place, "text", text)?)),

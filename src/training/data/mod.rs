@@ -1,4 +1,4 @@
-//! From files to batches: files, documents (`document.rs`, `source.rs`, `lines.rs`), their tokens (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order
+//! From files to batches: files, documents (`document.rs`, `source.rs`, `lines.rs`), what they are for (`task.rs`), their tokens (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order
 //! for each epoch (`order.rs`), batches.
 
 mod batch;
@@ -14,6 +14,7 @@ mod order;
 mod pack;
 mod source;
 mod summary;
+mod task;
 
 pub use batch::{Batch, IGNORED};
 pub use dataset::Dataset;

@@ -25,11 +25,14 @@ pub struct DatasetOptions {
     pub validation: Validation,
     /// The seed of the order of rows. What is held out for validation does not depend on it.
     pub seed: u64,
-    /// What the rows are for; `None` decides by the files: classification if they have labels.
+    /// What the rows are for; `None` decides by the files: classification if they have labels, embedding if they have queries.
     pub task: Option<Task>,
     /// Whether the model's end token follows each text, unless the tokenizer puts it there itself; yes by default. Chats end as their
     /// template says.
     pub end_of_text: bool,
+    /// Classes that a model knows already, in their order: they are the classes if every label is one of them, by name or, for an integer
+    /// that is no name, by number. Otherwise, and by default, the classes are the labels in order.
+    pub labels: Vec<String>,
 }
 
 /// What validation reads.
@@ -53,6 +56,8 @@ pub enum Task {
     LanguageModel,
     /// To predict the label of a text.
     Classification,
+    /// To tell the text that belongs to a query from others.
+    Embedding,
 }
 
 impl DatasetOptions {
@@ -65,6 +70,7 @@ impl DatasetOptions {
             seed: 0,
             task: None,
             end_of_text: true,
+            labels: vec![],
         }
     }
 
@@ -107,4 +113,6 @@ setters! { DatasetOptions:
     with_task(task: impl Into<Option<Task>>);
     /// Sets [`DatasetOptions::end_of_text`].
     with_end_of_text(end_of_text: bool);
+    /// Sets [`DatasetOptions::labels`].
+    with_labels(labels: Vec<String>);
 }

@@ -64,7 +64,7 @@ impl fmt::Display for DatasetSummary {
             counted(self.tokens, "token"),
             100. * self.padding as f64 / full.max(1) as f64,
         )?;
-        if self.classes == 0 {
+        if self.classes == 0 && self.predicted > 0 {
             write!(f, ", {} predicted", counted(self.predicted, "token"))?;
         }
         f.write_str(")")?;

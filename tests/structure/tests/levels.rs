@@ -54,23 +54,26 @@ fn mentions(path: &Path, text: &str) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// `.ci/run` lints with the feature `cuda` only those targets that depend on it.
+/// `.ci/run` lints with the features `cuda` and `mpi` only those targets that depend on them.
 #[test]
-fn every_target_that_reads_the_feature_cuda_is_linted_with_it() -> std::io::Result<()> {
+fn every_target_that_needs_a_feature_is_linted_with_it() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let script = std::fs::read_to_string(root.join(".ci/run"))?;
-    let (_, list) = script.split_once("\ncuda=(").expect("the list");
+    let (_, list) = script.split_once("\nfeatured=(").expect("the list");
     let (list, _) = list.split_once(')').expect("its end");
     let listed: BTreeSet<&str> = list.split_whitespace().collect();
     let mut found = BTreeSet::new();
     let targets = targets(&root)?;
     for target in &targets {
         let name = &target.name;
-        let required = format!("name = \"{name}\"\nrequired-features = [\"cuda\"]");
+        let required = |feature: &str| {
+            let entry = format!("name = \"{name}\"\nrequired-features = [\"{feature}\"]");
+            mentions(&target.package.join("Cargo.toml"), &entry)
+        };
         // Not this file, which only speaks of it.
         let own = target.package.ends_with("structure");
         let reads = !own && mentions(&target.path, "feature = \"cuda\"")?;
-        if reads || mentions(&target.package.join("Cargo.toml"), &required)? {
+        if reads || required("cuda")? || required("mpi")? {
             found.insert(name.as_str());
         }
     }

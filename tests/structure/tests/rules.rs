@@ -45,6 +45,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "safetensors_file",
             "scheme",
             "contents",
+            "search",
             "load",
             "adapter",
             "audit",
@@ -86,6 +87,13 @@ const ROOMS: &[(&str, &[&str])] = &[
             "to_gguf",
             "generation",
             "open",
+            "search",
+        ],
+    ),
+    (
+        "src/serving",
+        &[
+            "error", "options", "reply", "request", "queue", "worker", "server",
         ],
     ),
     (
@@ -103,8 +111,15 @@ const ROOMS: &[(&str, &[&str])] = &[
             "stats",
             "folder",
             "trainer",
+            "rows",
             "language_model",
+            "encoder",
+            "classify",
+            "contrast",
+            "vars",
+            "initial",
             "base",
+            "trained",
         ],
     ),
 ];

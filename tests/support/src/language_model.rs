@@ -19,7 +19,7 @@ pub fn config(vocab: usize) -> Value {
 }
 
 /// Every byte of printable ASCII is a token.
-fn tokenizer() -> Value {
+pub(crate) fn tokenizer() -> Value {
     let letters = (' '..='~').map(|c| if c == ' ' { 'Ġ' } else { c });
     let tokens = ["<s>", "</s>"].map(String::from).into_iter();
     let tokens = tokens.chain(letters.chain(['Ċ']).map(String::from));

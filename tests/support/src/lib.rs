@@ -8,6 +8,7 @@ mod compare;
 mod device;
 pub mod differences;
 pub mod models;
+pub mod mpirun;
 pub mod rounding;
 mod tensors;
 
@@ -16,11 +17,16 @@ pub mod calibrated;
 #[cfg(feature = "recipes")]
 pub mod configured;
 #[cfg(feature = "files")]
+pub mod encoder;
+#[cfg(feature = "files")]
 pub mod files;
 #[cfg(feature = "files")]
 pub mod golden_models;
 #[cfg(feature = "files")]
 pub mod language_model;
+#[cfg(feature = "files")]
+pub mod tokenizer;
+
 #[cfg(feature = "recipes")]
 mod layer;
 #[cfg(feature = "recipes")]

@@ -97,6 +97,14 @@ impl Linear {
         }
     }
 
+    /// The weight itself, if it is a tensor in high precision: neither FP8 codes nor a scaled parameter nor in parts on several ranks.
+    pub fn plain_weight(&self) -> Option<&Tensor> {
+        match &self.weight {
+            Weight::HighPrecision(Parameter::Plain(weight)) => Some(weight),
+            _ => None,
+        }
+    }
+
     /// The scaled parameter of a layer that was built on a [`ScaledVarMap`](crate::scaled::ScaledVarMap), else None.
     pub fn scaled_weight(&self) -> Option<ScaledVar> {
         match &self.weight {

@@ -1,13 +1,15 @@
 //! The encoder as the host of adapters.
 
+use super::head::{CLASSIFIER, POOLER};
 use super::{Bert, Layer};
 use crate::models::adapters::{Adapters, Host};
+use crate::models::error::Result;
 use crate::models::layers::Projection;
 use candle_core::{DType, Device};
-use fp8_files::adapter::Naming;
+use fp8_files::adapter::{Naming, SavedLayer};
 
 impl Layer {
-    fn projections(&mut self) -> [&mut Projection; 6] {
+    pub(super) fn projections(&mut self) -> [&mut Projection; 6] {
         [
             &mut self.query,
             &mut self.key,
@@ -35,10 +37,9 @@ impl Host for Bert {
     }
 
     fn projections(&mut self) -> Vec<&mut Projection> {
-        self.layers
-            .iter_mut()
-            .flat_map(Layer::projections)
-            .collect()
+        let layers = self.layers.iter_mut().flat_map(Layer::projections);
+        let head = self.head.iter_mut().flat_map(|head| head.projections());
+        layers.chain(head).collect()
     }
 
     fn freeze(&mut self) {
@@ -52,8 +53,27 @@ impl Host for Bert {
         }
     }
 
+    fn takes(&self, saved: &SavedLayer) -> bool {
+        let hidden = self.config.hidden_size;
+        match saved.path.strip_prefix("bert.").unwrap_or(&saved.path) {
+            CLASSIFIER => saved.sizes.1 == hidden,
+            POOLER => saved.sizes == (hidden, hidden),
+            _ => false,
+        }
+    }
+
+    fn make_room(&mut self, saved: &[SavedLayer], labels: &[String]) -> Result<()> {
+        match saved.iter().find(|layer| layer.path == CLASSIFIER) {
+            Some(classifier) => self.make_classes(classifier.sizes.0, labels),
+            None => Ok(()),
+        }
+    }
+
     fn task(&self) -> &'static str {
-        "FEATURE_EXTRACTION"
+        match self.head {
+            Some(_) => "SEQ_CLS",
+            None => "FEATURE_EXTRACTION",
+        }
     }
 
     fn dtype(&self) -> DType {
@@ -65,6 +85,10 @@ impl Host for Bert {
     }
 
     fn naming(&self) -> Naming {
-        Naming::Without("bert")
+        match (&self.head, self.prefix()) {
+            (None, _) => Naming::Without("bert"),
+            (Some(_), "") => Naming::With("bert"),
+            (Some(_), _) => Naming::Same,
+        }
     }
 }

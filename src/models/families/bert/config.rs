@@ -38,6 +38,8 @@ pub struct BertConfig {
     pub layer_norm_eps: f64,
     /// The activation of the MLP.
     pub activation: BertActivation,
+    /// The names of the classes that its classifier tells apart; empty for an encoder without one.
+    pub labels: Vec<String>,
 }
 
 /// The activation of a BERT encoder's MLP.
@@ -125,6 +127,38 @@ impl BertConfig {
             type_vocab_size: config.size("type_vocab_size", 2)?,
             layer_norm_eps: config.positive("layer_norm_eps", 1e-12)?,
             activation,
+            labels: labels(&config)?,
         })
     }
+}
+
+/// The classes of `BertForSequenceClassification`: `id2label`, or as many as `num_labels`, which is 2 by default.
+fn labels(config: &Entries<'_>) -> Result<Vec<String>> {
+    let classes = config.get("architectures").and_then(Value::as_array);
+    let is_classifier = classes.is_some_and(|classes| {
+        let mut classes = classes.iter().filter_map(Value::as_str);
+        classes.any(|class| class == "BertForSequenceClassification")
+    });
+    if !is_classifier {
+        return Ok(vec![]);
+    }
+    let Some(names) = config.get("id2label") else {
+        let count = config.size_up_to(MAX_LABELS, "num_labels", 2)?;
+        return Ok((0..count).map(label_name).collect());
+    };
+    let names = names.as_object().and_then(|names| {
+        let name = |number: usize| names.get(&number.to_string())?.as_str().map(String::from);
+        (0..names.len()).map(name).collect::<Option<Vec<_>>>()
+    });
+    names
+        .filter(|names| !names.is_empty())
+        .ok_or_else(|| config.error("id2label", "a name for each number from \"0\" on"))
+}
+
+/// The most classes that a configuration may have without naming them.
+const MAX_LABELS: usize = 1 << 20;
+
+/// transformers' name of a class without one.
+pub fn label_name(number: usize) -> String {
+    format!("LABEL_{number}")
 }

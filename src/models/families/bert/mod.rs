@@ -1,20 +1,25 @@
-//! BERT encoders, such as MiniLM, with the mean of their tokens as the embedding of a text.
+//! BERT encoders, such as MiniLM, with the mean of their tokens as the embedding of a text, or a classifier.
 
 mod adapted;
+mod blocks;
+mod classes;
 mod config;
+mod head;
 
-pub use config::{BertActivation, BertConfig, Pooling};
+pub use config::{BertActivation, BertConfig, Pooling, label_name};
+
+use head::{Head, POOLER};
 
 use crate::models::adapters::Adapters;
 use crate::models::error::{Error, Result};
 use crate::models::layers::{Projection, in_pool, masked_attention, token_rows};
-use crate::nn::{Embedding, LayerNorm, VarBuilder, embedding, layer_norm, linear};
+use crate::nn::{Embedding, LayerNorm, Linear, VarBuilder, embedding, layer_norm, linear};
 use candle_core::{D, DType, Device, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-#[derive(Debug, Fp8Module)]
-struct Layer {
+#[derive(Debug, Clone, Fp8Module)]
+pub(crate) struct Layer {
     query: Projection,
     key: Projection,
     value: Projection,
@@ -97,6 +102,10 @@ pub struct Bert {
     types: Embedding,
     norm: LayerNorm,
     layers: Vec<Layer>,
+    head: Option<Box<Head>>,
+    /// The pooler of the file, which features do not need; kept for a classifier.
+    #[fp8(skip)]
+    pooler: Option<Box<Linear>>,
     #[fp8(skip)]
     config: BertConfig,
     #[fp8(skip)]
@@ -106,11 +115,12 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Builds the encoder from the tensors of `vb`, with or without a leading `bert.`.
+    /// Builds the encoder from the tensors of `vb`, with or without a leading `bert.`, and its classifier if the configuration has labels.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        let all = vb.clone();
         let word = "embeddings.word_embeddings.weight";
         let vb = match vb.contains_tensor(&format!("bert.{word}")) && !vb.contains_tensor(word) {
             true => vb.pp("bert"),
@@ -122,7 +132,17 @@ impl Bert {
         let layers = (0..config.num_layers)
             .map(|i| Layer::new(config, vb.pp("encoder").pp("layer").pp(i)))
             .collect::<Result<_>>()?;
+        let (mut head, mut pooler) = (None, None);
+        match config.labels.len() {
+            0 if vb.contains_tensor(&format!("{POOLER}.weight")) => {
+                pooler = Some(Box::new(linear(d, d, vb.pp(POOLER))?));
+            }
+            0 => {}
+            classes => head = Some(Box::new(Head::new(d, classes, &all, &vb)?)),
+        }
         Ok(Self {
+            head,
+            pooler,
             words: table(config.vocab_size, "word_embeddings")?,
             positions: table(config.max_position_embeddings, "position_embeddings")?,
             types: table(config.type_vocab_size, "token_type_embeddings")?,
@@ -139,6 +159,15 @@ impl Bert {
         &self.config
     }
 
+    /// What stands before the names of the encoder's tensors: `bert.` or nothing.
+    fn prefix(&self) -> &'static str {
+        let path = self.layers.first().map_or("", |layer| layer.query.path());
+        match path.starts_with("bert.") {
+            true => "bert.",
+            false => "",
+        }
+    }
+
     /// The device it computes on.
     pub fn device(&self) -> &Device {
         &self.device
@@ -149,12 +178,25 @@ impl Bert {
     /// # Errors
     /// If an id is not in the vocabulary, a text is longer than the model's positions, or shapes differ.
     pub fn forward(&self, ids: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let ids = token_rows(ids, self.config.vocab_size)?;
-        let (batch, tokens) = ids.dims2()?;
-        if mask.dims() != ids.dims() {
+        let mut x = self.embedded(ids)?;
+        let (batch, tokens, _) = x.dims3()?;
+        if mask.dims() != [batch, tokens] {
             let reason = format!("the mask is {:?}, the ids {:?}", mask.dims(), ids.dims());
             return Err(Error::TokenIds { reason });
         }
+        // 0 at tokens, a very negative number at padding; -Inf would turn a text without tokens into NaN.
+        let hidden = (mask.to_dtype(DType::F32)?.affine(-1., 1.)? * -1e30)?;
+        let hidden = hidden.reshape((batch, 1, 1, tokens))?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &hidden)?;
+        }
+        Ok(x)
+    }
+
+    /// What the first layer gets for token ids `[batch, tokens]`.
+    fn embedded(&self, ids: &Tensor) -> Result<Tensor> {
+        let ids = token_rows(ids, self.config.vocab_size)?;
+        let tokens = ids.dim(1)?;
         let most = self.config.max_position_embeddings;
         if tokens > most {
             let reason = format!("a text of {tokens} tokens, at most {most} have positions");
@@ -170,14 +212,7 @@ impl Bert {
                     .types
                     .forward(&Tensor::zeros(1, DType::U32, &self.device)?)?,
             )?;
-        let mut x = self.norm.forward(&x)?;
-        // 0 at tokens, a very negative number at padding; -Inf would turn a text without tokens into NaN.
-        let hidden = (mask.to_dtype(DType::F32)?.affine(-1., 1.)? * -1e30)?;
-        let hidden = hidden.reshape((batch, 1, 1, tokens))?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &hidden)?;
-        }
-        Ok(x)
+        Ok(self.norm.forward(&x)?)
     }
 
     /// The embedding of each text: the mean of its tokens' features, scaled to length 1. `[batch, hidden_size]` in f32.

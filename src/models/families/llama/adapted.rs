@@ -6,7 +6,7 @@ use crate::models::layers::Projection;
 use candle_core::{DType, Device};
 
 impl Layer {
-    fn projections(&mut self) -> Vec<&mut Projection> {
+    pub(super) fn projections(&mut self) -> Vec<&mut Projection> {
         let feedforward: Vec<&mut Projection> = match &mut self.feedforward {
             Feedforward::Dense(mlp) => mlp.projections().collect(),
             Feedforward::Mixture(moe) => moe.projections().collect(),

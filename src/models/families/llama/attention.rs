@@ -1,7 +1,7 @@
 //! Self-attention of a layer.
 
 use super::LlamaConfig;
-use super::causal::{Call, Scores, per_call};
+use super::causal::{Caches, Call, Scores, Together, per_call};
 use super::joint::Joint;
 use crate::models::error::Result;
 use crate::models::layers::{KvScales, LayerCache, Projection, file_has};
@@ -72,16 +72,16 @@ impl Attention {
     }
 
     /// x: `[batch, tokens, hidden]`; `calls` cover it. Packed tokens have no cache.
-    pub(super) fn forward(
-        &self,
-        x: &Tensor,
-        calls: &[Call],
-        cache: Option<&LayerCache>,
-    ) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Tensor, calls: &[Call], caches: Caches<'_>) -> Result<Tensor> {
         let qkv = self.qkv.forward::<3>(x)?;
-        let y = per_call(&qkv, calls, cache, |qkv, call, cache| {
-            self.attend(qkv, call, cache)
-        })?;
+        let y = match caches {
+            Caches::Each(caches, together) if !self.is_windowed(together.keys) => {
+                self.attend_together(&qkv, calls, caches, together)?
+            }
+            _ => per_call(&qkv, calls, caches, |qkv, call, cache| {
+                self.attend(qkv, call, cache)
+            })?,
+        };
         Ok(self.output.forward(&y)?)
     }
 
@@ -113,6 +113,48 @@ impl Attention {
         Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
 
+    /// Whether a token may see fewer than `keys` tokens.
+    fn is_windowed(&self, keys: usize) -> bool {
+        self.sizes.window.is_some_and(|window| keys > window)
+    }
+
+    /// Result of attention for one token of each row, `[rows, 1, heads * head_dim]`, each over the cache of its row.
+    fn attend_together(
+        &self,
+        [q, k, v]: &[Tensor; 3],
+        calls: &[Call],
+        caches: &[&LayerCache],
+        together: &Together,
+    ) -> Result<Tensor> {
+        let rows = q.dim(0)?;
+        let Sizes {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.sizes;
+        // Every head of every row is a token of one sequence here, with the angles of its row.
+        let rotated = |x: &Tensor, heads, norm: Option<&RmsNorm>, rope| -> Result<Tensor> {
+            let mut x = x.reshape((1, 1, rows * heads, head_dim))?;
+            if let Some(norm) = norm {
+                x = norm.forward(&x)?;
+            }
+            Ok(self.rotate(&x, rope)?.reshape((rows, heads, 1, head_dim))?)
+        };
+        let q = rotated(q, heads, self.q_norm.as_ref(), &together.q)?;
+        let k = rotated(k, kv_heads, self.k_norm.as_ref(), &together.k)?;
+        let v = v.reshape((rows, kv_heads, 1, head_dim))?;
+        let mut sequences = vec![];
+        for (row, (call, cache)) in calls.iter().zip(caches).enumerate() {
+            let seen = call.part.seen();
+            cache.append(&k.narrow(0, row, 1)?, &v.narrow(0, row, 1)?, seen)?;
+            sequences.push(cache.sequence(seen + 1));
+        }
+        let scale = 1. / (head_dim as f64).sqrt();
+        let y = ops::cached_attention_each(&q.detach(), &sequences, Some(scale))?;
+        Ok(y.reshape((rows, 1, heads * head_dim))?)
+    }
+
     /// Splits `[batch, tokens, heads * head_dim]` into heads, normalizes them if the model does, and rotates them.
     fn heads(
         &self,
@@ -122,9 +164,7 @@ impl Attention {
         call: &Call,
     ) -> Result<Tensor> {
         let (batch, tokens, _) = x.dims3()?;
-        let Sizes {
-            head_dim, rotated, ..
-        } = self.sizes;
+        let head_dim = self.sizes.head_dim;
         let mut x = x.reshape((batch, tokens, heads, head_dim))?;
         if let Some(norm) = norm {
             x = norm.forward(&x)?;
@@ -134,9 +174,16 @@ impl Attention {
             1 => x.reshape((batch, heads, 1, head_dim))?,
             _ => x.transpose(1, 2)?,
         };
-        let (cos, sin) = &call.rope;
+        self.rotate(&x, &call.rope)
+    }
+
+    /// Rotates the first features of heads, `[.., tokens, head_dim]`, by the angles of their tokens.
+    fn rotate(&self, x: &Tensor, (cos, sin): &(Tensor, Tensor)) -> Result<Tensor> {
+        let Sizes {
+            head_dim, rotated, ..
+        } = self.sizes;
         if rotated == head_dim {
-            return Ok(ops::rope(&x, cos, sin)?);
+            return Ok(ops::rope(x, cos, sin)?);
         }
         let first = ops::rope(&x.narrow(3, 0, rotated)?.contiguous()?, cos, sin)?;
         let rest = x.narrow(3, rotated, head_dim - rotated)?;

@@ -1,4 +1,4 @@
-//! Causal attention of new tokens, with a cache or without, for batches whose rows have seen different numbers of tokens.
+//! Causal attention of new tokens, with caches or without, for batches whose rows have seen different numbers of tokens.
 
 use crate::models::error::Result;
 use crate::models::layers::{LayerCache, Rows, masked_attention};
@@ -48,6 +48,27 @@ impl Part {
     }
 }
 
+/// Where one layer keeps the keys and values of the tokens before.
+#[derive(Clone, Copy)]
+pub(super) enum Caches<'a> {
+    /// Nowhere: there are no tokens before, or none that count.
+    None,
+    /// In one cache for the whole batch.
+    Shared(&'a LayerCache),
+    /// In a cache for each row, for one new token of each.
+    Each(&'a [&'a LayerCache], &'a Together),
+}
+
+/// Cosines and sines of the one new token of each row, once for each head: `[rows * heads, dim / 2]`.
+pub(super) struct Together {
+    /// For the heads of queries.
+    pub(super) q: (Tensor, Tensor),
+    /// For the heads of keys.
+    pub(super) k: (Tensor, Tensor),
+    /// The tokens of the longest row, the new one included.
+    pub(super) keys: usize,
+}
+
 /// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
 const FEW_TOKENS: usize = 8;
 
@@ -55,21 +76,29 @@ const FEW_TOKENS: usize = 8;
 pub(super) fn per_call<const N: usize>(
     inputs: &[Tensor; N],
     calls: &[Call],
-    cache: Option<&LayerCache>,
+    caches: Caches<'_>,
     attend: impl Fn(&[Tensor; N], &Call, Option<&LayerCache>) -> Result<Tensor>,
 ) -> Result<Tensor> {
     if let [call] = calls {
+        let cache = match caches {
+            Caches::None => None,
+            Caches::Shared(cache) => Some(cache),
+            Caches::Each(each, _) => each.first().copied(),
+        };
         return attend(inputs, call, cache);
     }
     let dim = calls.first().map_or(0, |call| call.part.dim());
-    let parts = calls.iter().map(|call| {
+    let parts = calls.iter().enumerate().map(|(index, call)| {
         let (start, count) = call.part.span();
         let mut part = inputs.clone();
         for x in &mut part {
             *x = x.narrow(dim, start, count)?;
         }
-        let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
-        attend(&part, call, cache.as_ref())
+        match caches {
+            Caches::None => attend(&part, call, None),
+            Caches::Shared(cache) => attend(&part, call, Some(&cache.part(start, count)?)),
+            Caches::Each(each, _) => attend(&part, call, each.get(index).copied()),
+        }
     });
     Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, dim)?)
 }

@@ -2,14 +2,11 @@
 
 use super::LlamaConfig;
 use crate::models::error::Result;
-use crate::models::layers::{Projection, file_has};
+use crate::models::layers::{Projection, file_has, is_few};
 use crate::nn::{VarBuilder, linear_no_bias};
 use candle_core::{D, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
-
-/// Up to this many rows are multiplied by the table in the table's own dtype.
-const FEW_ROWS: usize = 8;
 
 #[derive(Debug, Clone, Fp8Module)]
 pub(super) enum Head {
@@ -51,8 +48,8 @@ impl Head {
             Self::Own(layer) => Ok(layer.forward(x)?),
             Self::Tied(table) => {
                 let (dims, rows) = (x.dims(), x.reshape(((), x.dim(D::Minus1)?))?);
-                let tracked = x.track_op() || table.track_op();
-                let y = if rows.dim(0)? <= FEW_ROWS && !tracked {
+                let y = if is_few(&rows) && !table.track_op() {
+                    // In the table's own dtype.
                     ops::few_rows_linear(&rows, table)?
                 } else {
                     rows.matmul(&table.to_dtype(x.dtype())?.t()?)?

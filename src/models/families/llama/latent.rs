@@ -1,7 +1,7 @@
 //! Multi-head latent attention (MLA) of DeepSeek-V2 and V3: keys and values of all heads come from one small vector per token, and a
 //! part of each head is rotated, whose key all heads share.
 
-use super::causal::{Call, Scores, per_call};
+use super::causal::{Caches, Call, Scores, per_call};
 use super::{LlamaConfig, MlaConfig};
 use crate::models::error::Result;
 use crate::models::layers::{LayerCache, Projection};
@@ -83,12 +83,7 @@ impl LatentAttention {
     }
 
     /// x: `[batch, tokens, hidden]`; `calls` cover it.
-    pub(super) fn forward(
-        &self,
-        x: &Tensor,
-        calls: &[Call],
-        cache: Option<&LayerCache>,
-    ) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Tensor, calls: &[Call], caches: Caches<'_>) -> Result<Tensor> {
         let q = match &self.query {
             Query::Direct(layer) => layer.forward(x)?,
             Query::LowRank { down, norm, up } => up.forward(&norm.forward(&down.forward(x)?)?)?,
@@ -102,7 +97,7 @@ impl LatentAttention {
         let latent = down.narrow(D::Minus1, 0, kv_rank)?.contiguous()?;
         let kv = self.kv_up.forward(&self.kv_norm.forward(&latent)?)?;
         let shared = down.narrow(D::Minus1, kv_rank, rotated_dim)?;
-        let y = per_call(&[q, kv, shared], calls, cache, |inputs, call, cache| {
+        let y = per_call(&[q, kv, shared], calls, caches, |inputs, call, cache| {
             self.attend(inputs, call, cache)
         })?;
         Ok(self.output.forward(&y)?)

@@ -3,6 +3,7 @@
 
 mod adapted;
 mod attention;
+mod blocks;
 mod causal;
 mod config;
 mod head;
@@ -14,6 +15,7 @@ mod moe;
 mod moe_config;
 mod params;
 mod router;
+mod together;
 mod training;
 
 pub use config::LlamaConfig;
@@ -21,15 +23,13 @@ pub use mla_config::{MlaConfig, QueryGrowth};
 pub use moe_config::{ExpertGroups, MoeConfig, MoeNames, RouterScores, Routing};
 
 use super::causal_lm::CausalLm;
-use crate::models::adapters::Adapters;
+use crate::models::adapters::{Adapters, Host};
 use crate::models::error::{Error, Result};
-use crate::models::layers::{
-    KvCache, KvScales, KvSizes, LayerCache, Projection, Rows, in_pool, token_rows,
-};
+use crate::models::layers::{KvCache, KvScales, KvSizes, Projection, Rows, in_pool, token_rows};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, checkpoint, rms_norm};
 use attention::Attention;
 use candle_core::{DType, Device, Module, Tensor};
-use causal::{Call, Part};
+use causal::{Caches, Call, Part};
 use fp8_recipes::Fp8Module;
 use head::Head;
 use latent::LatentAttention;
@@ -80,7 +80,7 @@ impl SelfAttention {
 }
 
 #[derive(Debug, Clone, Fp8Module)]
-struct Layer {
+pub(crate) struct Layer {
     input_norm: RmsNorm,
     attention: SelfAttention,
     post_norm: RmsNorm,
@@ -107,11 +107,11 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, calls: &[Call], cache: Option<&LayerCache>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, calls: &[Call], caches: Caches<'_>) -> Result<Tensor> {
         let normed = self.input_norm.forward(x)?;
         let attended = match &self.attention {
-            SelfAttention::Heads(attention) => attention.forward(&normed, calls, cache)?,
-            SelfAttention::Latent(attention) => attention.forward(&normed, calls, cache)?,
+            SelfAttention::Heads(attention) => attention.forward(&normed, calls, caches)?,
+            SelfAttention::Latent(attention) => attention.forward(&normed, calls, caches)?,
         };
         let x = (x + attended)?;
         let normed = self.post_norm.forward(&x)?;
@@ -126,7 +126,7 @@ impl Layer {
     fn recomputed(&self, x: &Tensor, calls: &[Call]) -> Result<Tensor> {
         let (layer, calls) = (self.clone(), calls.to_vec());
         let forward = move |x: &Tensor| -> candle_core::Result<Tensor> {
-            Ok(layer.forward(x, &calls, None)?)
+            Ok(layer.forward(x, &calls, Caches::None)?)
         };
         Ok(checkpoint(forward, x)?)
     }
@@ -167,6 +167,9 @@ pub struct Llama {
     head: Head,
     #[fp8(skip)]
     recomputes: bool,
+    /// Whether some scale of an activation depends on all rows of a batch.
+    #[fp8(skip)]
+    shares_scales: bool,
     #[fp8(skip)]
     config: LlamaConfig,
     #[fp8(skip)]
@@ -212,18 +215,22 @@ impl Llama {
             .map(|i| Layer::new(config, i, root.pp("layers").pp(i)))
             .collect::<Result<_>>()?;
         let head = Head::new(config, &table, &vb)?;
-        Ok(Self {
+        let mut model = Self {
             embedding: Embedding::new(table, config.hidden_size)
                 .with_path(root.pp("embed_tokens").prefix()),
             layers,
             norm: rms_norm(config.hidden_size, config.rms_norm_eps, root.pp("norm"))?,
             head,
             recomputes: false,
+            shares_scales: false,
             config: config.clone(),
             dtype: vb.dtype(),
             device: vb.device().clone(),
             adapters: Adapters::default(),
-        })
+        };
+        let mut layers = model.projections().into_iter();
+        model.shares_scales = layers.any(|layer| layer.shares_scales());
+        Ok(model)
     }
 
     /// The configuration.
@@ -290,7 +297,11 @@ impl Llama {
             })
         });
         let calls = calls.collect::<Result<Vec<_>>>()?;
-        let x = self.through_layers(&ids, &calls, cache.as_deref())?;
+        let layers = cache.as_deref().map(|cache| &cache.layers);
+        let x = self.through_layers(&ids, &calls, |layer| match layers {
+            Some(layers) => Caches::Shared(&layers[layer]),
+            None => Caches::None,
+        })?;
         if let Some(cache) = cache {
             cache.advance(tokens);
         }
@@ -302,19 +313,18 @@ impl Llama {
         (self.config.rope).tables(seen, tokens, self.dtype, &self.device)
     }
 
-    /// Embedding, layers and final norm.
-    fn through_layers(
+    /// Embedding, layers and final norm; `caches` has those of each layer.
+    fn through_layers<'a>(
         &self,
         ids: &Tensor,
         calls: &[Call],
-        cache: Option<&KvCache>,
+        caches: impl Fn(usize) -> Caches<'a>,
     ) -> Result<Tensor> {
         let mut x = self.embedding.forward(ids)?.to_dtype(self.dtype)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            x = match cache {
-                Some(cache) => layer.forward(&x, calls, Some(&cache.layers[i]))?,
-                None if self.recomputes => layer.recomputed(&x, calls)?,
-                None => layer.forward(&x, calls, None)?,
+            x = match caches(i) {
+                Caches::None if self.recomputes => layer.recomputed(&x, calls)?,
+                caches => layer.forward(&x, calls, caches)?,
             };
         }
         Ok(self.norm.forward(&x)?)
@@ -341,6 +351,10 @@ impl CausalLm for Llama {
             let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
             Ok(self.head.forward(&last)?.detach())
         })
+    }
+
+    fn step(&self, ids: &[u32], caches: &mut [&mut KvCache]) -> Result<Tensor> {
+        in_pool(&self.device, || self.step_together(ids, caches))
     }
 
     fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {

@@ -2,6 +2,7 @@
 
 use super::{ExpertGroups, MoeConfig, RouterScores};
 use crate::models::error::Result;
+use crate::models::layers::is_few;
 use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::ops;
@@ -58,19 +59,25 @@ impl Router {
         }
     }
 
+    /// `x` times the weights, in the dtype of `x`.
+    fn product(&self, x: &Tensor) -> Result<Tensor> {
+        let router = self.weight.tensor().to_dtype(x.dtype())?;
+        match is_few(x) && !router.track_op() {
+            true => Ok(ops::few_rows_linear(x, &router)?),
+            false => Ok(x.matmul(&router.t()?)?),
+        }
+    }
+
     /// x: `[rows, hidden]`.
     pub(super) fn choose(&self, x: &Tensor) -> Result<Chosen> {
         let routing = self.config.routing;
         let scores = match routing.scores {
             RouterScores::Softmax => {
-                let router = self.weight.tensor().to_dtype(x.dtype())?;
-                let logits = x.matmul(&router.t()?)?.to_dtype(DType::F32)?;
+                let logits = self.product(x)?.to_dtype(DType::F32)?;
                 ops::softmax_last_dim(&logits)?
             }
             RouterScores::Sigmoid => {
-                let router = self.weight.tensor().to_dtype(DType::F32)?;
-                let logits = x.to_dtype(DType::F32)?.matmul(&router.t()?)?;
-                candle_nn::ops::sigmoid(&logits)?
+                candle_nn::ops::sigmoid(&self.product(&x.to_dtype(DType::F32)?)?)?
             }
         };
         let mut choice = scores.detach();

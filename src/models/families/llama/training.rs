@@ -1,7 +1,7 @@
 //! What training adds to a Llama: packed documents, recomputed layers, a loss without all logits.
 
 use super::Llama;
-use super::causal::{Call, Part};
+use super::causal::{Caches, Call, Part};
 use super::head::Head;
 use crate::models::error::{Error, Result};
 use crate::models::layers::token_rows;
@@ -67,7 +67,7 @@ impl Llama {
             })
         });
         let calls = calls.collect::<Result<Vec<_>>>()?;
-        let x = self.through_layers(&ids.reshape((1, rows * tokens))?, &calls, None)?;
+        let x = self.through_layers(&ids.reshape((1, rows * tokens))?, &calls, |_| Caches::None)?;
         Ok(x.reshape((rows, tokens, self.config.hidden_size))?)
     }
 

@@ -1,5 +1,8 @@
 //! A model in training: its optimizer, its recipe and its place in the schedule.
 
+mod fits;
+mod origin;
+
 use super::config::TrainerConfig;
 use super::error::{Error, NotFinite, Result};
 use super::learner::{Learner, StepRecord};
@@ -13,8 +16,7 @@ use crate::{
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
-use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Steps in a row that may be skipped because of gradients that are not finite.
@@ -37,7 +39,12 @@ pub struct Trainer<M, T> {
     skipped: u32,
     gradients_checked: bool,
     stats: CastStats,
+    /// Of the last validation.
+    accuracy: Option<f64>,
 }
+
+/// The origin of Inf or NaN that no parameter holds.
+const UNKNOWN: &str = "the forward or the backward pass: all parameters are finite";
 
 /// A step whose results the device may not have finished yet.
 struct Unread {
@@ -81,6 +88,7 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
             skipped: 0,
             gradients_checked: false,
             stats: CastStats::default(),
+            accuracy: None,
         })
     }
 
@@ -120,7 +128,7 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
             return Ok(false);
         };
         let fixed = self.config.fixed(self.objective.fingerprint());
-        fits(&path, &training_meta(&path)?.extra, &fixed)?;
+        fits::fits(&path, &training_meta(&path)?.extra, &fixed)?;
         self.state.resume(&path)?;
         self.saved = Some(self.state.step());
         Ok(true)
@@ -142,8 +150,8 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
 
     /// The gradients of a step. After an error it leaves no trace in the FP8 state.
     fn gradients(&self) -> Result<Gradients> {
-        let guard = self.guard(0)?;
-        match (self.parts().and_then(|sum| self.checked(sum)), guard) {
+        let (guard, step) = (self.guard(0)?, self.state.step());
+        match (self.parts(step).and_then(|sum| self.checked(sum)), guard) {
             (Ok(mut sum), guard) => {
                 sum.summary = guard.map(AutocastGuard::close).transpose()?;
                 Ok(sum)
@@ -172,10 +180,9 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         Ok(sum)
     }
 
-    /// The gradients of all micro-batches, in the guard of the step.
-    fn parts(&self) -> Result<Gradients> {
+    /// The gradients of all micro-batches of a step, counted from 0, in its guard.
+    fn parts(&self, step: u64) -> Result<Gradients> {
         let parts = self.config.micro_batches;
-        let step = self.state.step();
         let mut sum = Gradients::default();
         let mut accumulator = GradAccumulator::new(self.state.vars());
         for index in 0..parts {
@@ -206,45 +213,9 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         Ok(sum)
     }
 
-    /// Where Inf or NaN came first in a step.
-    fn origin(&self, unread: &Unread) -> Result<String> {
-        if let Some(summary) = &unread.summary
-            && let Some(first) = summary.first_non_finite()?
-        {
-            return Ok(first);
-        }
-        self.parameter()
-    }
-
-    /// The first parameter with Inf or NaN, by name.
-    fn parameter(&self) -> Result<String> {
-        let vars = self.state.vars().data().lock();
-        let vars = vars.map_err(|_| candle_core::Error::msg("the VarMap's lock is poisoned"))?;
-        let mut names: Vec<_> = vars.iter().collect();
-        names.sort_by_key(|(name, _)| *name);
-        for (name, var) in names {
-            let sum = var.to_dtype(candle_core::DType::F32)?.sum_all()?;
-            if !sum.to_scalar::<f32>()?.is_finite() {
-                return Ok(format!("the parameter {name}"));
-            }
-        }
-        Ok("the forward or the backward pass: all parameters are finite".to_string())
-    }
-
     /// Whether the run ends with this step because of gradients that are not finite.
     fn ends_by_skips(&self, unread: &Unread) -> Result<bool> {
         Ok(self.skipped + 1 >= MOST_SKIPPED && unread.report.skipped()?)
-    }
-
-    fn not_finite(&self, unread: &Unread, what: NotFinite) -> Result<Error> {
-        let checkpoint = self.checkpoint.clone();
-        Ok(Error::NotFinite {
-            name: self.name.clone(),
-            step: unread.step,
-            what,
-            origin: self.origin(unread)?,
-            checkpoint: checkpoint.zip(self.saved),
-        })
     }
 }
 
@@ -362,28 +333,38 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
         let recipe = self.config.recipe.clone();
         let guard = recipe.map(|recipe| fp8_autocast(Autocast::new(recipe).training(false)));
         let _guard = guard.transpose()?;
-        let (mut sum, mut targets) = (0., 0);
+        let (mut sum, mut targets, mut hits) = (0., 0, Some(0));
         for index in 0..self.objective.validation_batches() {
             let batch = self.objective.validation_batch(index)?;
             let count = self.objective.targets(&batch);
             if count > 0 {
-                let loss = self.objective.loss(self.state.model(), &batch)?;
-                let loss = loss.to_dtype(candle_core::DType::F32)?.to_scalar::<f32>()?;
+                let measured = self.objective.measure(self.state.model(), &batch)?;
+                hits = hits.zip(measured.hits).map(|(sum, hits)| sum + hits);
+                let loss = measured
+                    .loss
+                    .to_dtype(candle_core::DType::F32)?
+                    .to_scalar::<f32>()?;
                 sum += f64::from(loss) * count as f64;
                 targets += count;
             }
         }
         let mean = (targets > 0).then(|| sum / targets as f64);
+        let hits = hits.filter(|_| targets > 0);
+        self.accuracy = hits.map(|hits| hits as f64 / targets as f64);
         match mean {
             Some(loss) if !loss.is_finite() => Err(Error::NotFinite {
                 name: self.name.clone(),
                 step: self.state.step(),
                 what: NotFinite::Validation,
-                origin: self.parameter()?,
+                origin: self.parameter()?.unwrap_or_else(|| UNKNOWN.to_string()),
                 checkpoint: self.checkpoint.clone().zip(self.saved),
             }),
             mean => Ok(mean),
         }
+    }
+
+    fn accuracy(&self) -> Option<f64> {
+        self.accuracy
     }
 
     fn save(&mut self) -> Result<()> {
@@ -409,21 +390,4 @@ impl<M, T> std::fmt::Debug for Trainer<M, T> {
             .field("checkpoint", &self.checkpoint)
             .finish_non_exhaustive()
     }
-}
-
-/// Fails if a setting of the checkpoint at `path` differs from that of this run.
-fn fits(path: &Path, saved: &Value, now: &Value) -> Result<()> {
-    let keys = now.as_object().into_iter().flat_map(|now| now.keys());
-    for key in keys {
-        if saved.get(key) != now.get(key) {
-            let show = |value: Option<&Value>| value.map_or("missing".into(), Value::to_string);
-            return Err(Error::OtherRun {
-                path: path.to_path_buf(),
-                key: key.clone(),
-                saved: show(saved.get(key)),
-                now: show(now.get(key)),
-            });
-        }
-    }
-    Ok(())
 }

@@ -1,13 +1,15 @@
-//! `fp8 eval`: the perplexity of a language model on a text.
+//! `fp8 eval`: the perplexity of a language model on a text; the accuracy of an encoder on labelled texts or on queries.
+
+mod encoder;
 
 use crate::model::Source;
 use crate::output::{print, print_json};
 use crate::progress::{Bar, COUNT};
 use crate::source::MAX_TEXT;
-use crate::usage::at_least;
+use crate::usage::{Usage, at_least};
 use anyhow::{Result, bail};
 use candle_core::{DType, Tensor};
-use fp8::models::{CausalLm, Llama, Tokenizer};
+use fp8::models::{CausalLm, Llama, Model, Tokenizer};
 use fp8::read::read_bytes;
 use rayon::prelude::*;
 use serde_json::json;
@@ -20,7 +22,7 @@ const WINDOW: usize = 512;
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// A text file
+    /// A text file; for an encoder JSON lines of `text` and `label`, or of `query` and `positive`
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
     /// Read only the first N tokens of it
@@ -29,12 +31,30 @@ pub struct Args {
     /// Tokens that the model sees at once [default: 512, or the model's positions if it has fewer]
     #[arg(long, value_name = "N", value_parser = at_least(2))]
     window: Option<usize>,
+    /// Texts, or queries with their texts, that an encoder reads at once; queries are told from each other
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least(1))]
+    batch: usize,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    let (model, _) = args.source.load()?;
+    let model = match model {
+        Model::Llama(model) => model,
+        Model::Bert(model) => {
+            let given = [
+                ("--tokens", args.tokens.is_some()),
+                ("--window", args.window.is_some()),
+            ];
+            if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+                return Err(Usage(format!("{flag} is for language models")).into());
+            }
+            return encoder::run(&args.source, model, &args.data, args.batch, args.json);
+        }
+        _ => bail!("{} cannot be measured", args.source.path().display()),
+    };
     let bytes = read_bytes(&args.data, MAX_TEXT)?;
     let text = String::from_utf8_lossy(&bytes);
     let tokenizer = args.source.tokenizer()?;
@@ -42,30 +62,18 @@ pub fn run(args: &Args) -> Result<()> {
     if ids.len() < 2 {
         bail!("{} has fewer than two tokens", args.data.display());
     }
-    let (model, _) = args.source.load_llama()?;
-    let positions = model.max_positions().unwrap_or(usize::MAX);
-    let window = args.window.unwrap_or(WINDOW.min(positions).max(2));
-    // The last token of a window is only predicted, never read.
-    if window - 1 > positions {
-        bail!("--window is {window}, and the model has {positions} positions");
-    }
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size()) {
-        bail!(
-            "the tokenizer gives token {id}, the model has {}: they do not belong together",
-            model.vocab_size()
-        );
-    }
+    let window = args.window;
     let mut bar = Bar::new("eval", COUNT)?;
     let (mut sum, mut counted, mut done) = (0f64, 0usize, 0usize);
-    // A last window of one token has nothing to predict.
-    for window in ids.chunks(window).filter(|window| window.len() > 1) {
+    let window = each_window(&ids, &model, window, |window| {
         if bar.at("", done as u64, ids.len() as u64).is_break() {
             bail!("stopped after {done} of {} tokens", ids.len());
         }
         sum += window_nll(&model, window)?;
         counted += window.len() - 1;
         done += window.len();
-    }
+        Ok(())
+    })?;
     drop(bar);
     let nll = sum / counted as f64;
     if args.json {
@@ -82,6 +90,31 @@ pub fn run(args: &Args) -> Result<()> {
         nll.exp(),
         window
     ))
+}
+
+/// Calls `f` with the tokens that the model sees at once and the one that follows them; returns how many these are. `window` is their
+/// number, if it was asked for.
+pub fn each_window(
+    ids: &[u32],
+    model: &Llama,
+    window: Option<usize>,
+    mut f: impl FnMut(&[u32]) -> Result<()>,
+) -> Result<usize> {
+    let positions = model.max_positions().unwrap_or(usize::MAX);
+    let window = window.unwrap_or(WINDOW.min(positions).max(2));
+    // The last token of a window is only predicted, never read.
+    if window - 1 > positions {
+        bail!("--window is {window}, and the model has {positions} positions");
+    }
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size()) {
+        bail!(
+            "the tokenizer gives token {id}, the model has {}: they do not belong together",
+            model.vocab_size()
+        );
+    }
+    // A last window of one token has nothing to predict.
+    (ids.chunks(window).filter(|window| window.len() > 1)).try_for_each(&mut f)?;
+    Ok(window)
 }
 
 /// The first tokens of a text. Tokenizes no more of a long text than needed.
@@ -120,7 +153,8 @@ fn window_nll(model: &Llama, ids: &[u32]) -> Result<f64> {
     Ok(sum)
 }
 
-fn nll(logits: &[f32], target: usize) -> f64 {
+/// -ln p of a token by its logits.
+pub fn nll(logits: &[f32], target: usize) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
     largest + sum.ln() - f64::from(logits[target])

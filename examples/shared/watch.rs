@@ -1,0 +1,138 @@
+//! Shows runs of `fp8::training`: a bar, losses and speed; statistics of casts; Ctrl-C.
+
+use anyhow::Result;
+use fp8::StatsReport;
+use fp8::training::{Events, Progress, StepRecord, Stop, append_stats};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+
+/// Prints what happens in one or several runs.
+pub struct Watch<'a> {
+    bar: ProgressBar,
+    look: Look<'a>,
+    /// The first error of writing statistics, which the runs end with.
+    failed: Result<()>,
+    stop: Stop,
+}
+
+/// What is shown, and where.
+pub struct Look<'a> {
+    /// Steps of all runs.
+    pub steps: u64,
+    /// Those that are done.
+    pub done: u64,
+    /// Whether this process shows anything: of several ranks one does.
+    pub leads: bool,
+    /// Whether lines name their run.
+    pub named: bool,
+    /// The file of statistics.
+    pub stats: PathBuf,
+    /// A validation loss and the accuracy, if there is one, in words.
+    pub judged: &'a dyn Fn(f64, Option<f64>) -> String,
+    /// What else is said of the program, such as its memory.
+    pub note: fn() -> String,
+}
+
+impl<'a> Watch<'a> {
+    /// From now on Ctrl-C stops the runs after the current step, and a second one ends the program at once.
+    pub fn new(look: Look<'a>) -> Result<Self> {
+        let stop = Stop::default();
+        let asked = stop.clone();
+        ctrlc::set_handler(move || {
+            if asked.request() {
+                // Files are replaced atomically, so none is left half-written.
+                std::process::exit(130);
+            }
+        })?;
+        let bar = match look.leads {
+            true => ProgressBar::new(look.steps),
+            false => ProgressBar::hidden(),
+        };
+        let bar = bar.with_style(ProgressStyle::with_template(
+            "{bar:30} step {msg} [{elapsed}, {eta} left]",
+        )?);
+        bar.set_position(look.done);
+        bar.reset_eta();
+        Ok(Self {
+            bar,
+            look,
+            failed: Ok(()),
+            stop,
+        })
+    }
+
+    /// What stops the runs.
+    pub fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Prints a line above the bar.
+    fn say(&self, text: &str) {
+        match self.bar.is_hidden() {
+            true => println!("{text}"),
+            false => self.bar.println(text),
+        }
+    }
+
+    /// The name of a run, where lines have one.
+    fn name(&self, progress: &Progress<'_>) -> String {
+        match self.look.named {
+            true => format!("{:<20} ", progress.name),
+            false => String::new(),
+        }
+    }
+
+    pub fn end(self) -> Result<()> {
+        self.bar.finish_and_clear();
+        self.failed
+    }
+}
+
+impl Events for Watch<'_> {
+    fn stepped(&mut self, progress: &Progress<'_>) {
+        self.bar.inc(1);
+        if let Some(last) = progress.last {
+            let Progress { step, steps, .. } = progress;
+            let (name, note) = (self.name(progress), (self.look.note)());
+            let (loss, speed) = (last.loss, speed(last));
+            self.bar.set_message(format!(
+                "{step}/{steps} {name}loss {loss:.3}, {speed}{note}"
+            ));
+        }
+    }
+
+    fn validated(&mut self, progress: &Progress<'_>, val_loss: f64) {
+        if !self.look.leads {
+            return;
+        }
+        let (mut train, mut end) = (String::new(), String::new());
+        if let Some(last) = progress.last {
+            train = format!("train {:.4}  ", last.loss);
+            end = format!("  {}", speed(last));
+        }
+        let (step, name) = (progress.step, self.name(progress));
+        let judged = (self.look.judged)(val_loss, progress.accuracy);
+        let note = (self.look.note)();
+        self.say(&format!(
+            "step {step:>5}  {name}{train}validation {judged}{end}{note}"
+        ));
+    }
+
+    fn measured(&mut self, progress: &Progress<'_>, stats: &StatsReport) {
+        if !self.look.leads {
+            return;
+        }
+        let (step, name) = (progress.step, self.name(progress));
+        self.say(&format!("step {step}  {name}\n{stats}"));
+        let written = append_stats(&self.look.stats, progress.name, step, stats);
+        if let (Err(error), Ok(())) = (written, &self.failed) {
+            self.failed = Err(error.into());
+            self.stop.request();
+        }
+    }
+}
+
+fn speed(step: &StepRecord) -> String {
+    let tokens = step.tokens as f64 / step.ms * 1e3;
+    format!("{tokens:.0} tokens/s, {:.0} ms", step.ms)
+}

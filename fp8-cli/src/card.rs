@@ -1,0 +1,254 @@
+//! The model card beside what a command writes.
+
+use crate::eval::{each_window, nll};
+use crate::model::Source;
+use crate::source::MAX_TEXT;
+use crate::usage::Usage;
+use anyhow::{Result, bail};
+use candle_core::{DType, Tensor};
+use fp8::load::Checkpoint;
+use fp8::models::{Bert, CausalLm, Config, Llama, Model, Pooling, Tokenizer, config_of};
+use fp8::read::read_text;
+use fp8::rewrite::{CARD_FILE, Measure, ModelCard, Relation, WriteReport, hub_name};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Options of the card.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, clap::Args)]
+pub struct Card {
+    /// Write no README.md
+    #[arg(long)]
+    pub no_card: bool,
+    /// For README.md: a text on which the base and what is written are compared; for an encoder a text on each line
+    #[arg(long, value_name = "FILE", conflicts_with = "no_card")]
+    pub eval: Option<PathBuf>,
+    /// For README.md: the base's name on the hub [default: that of a folder of the hub's cache]
+    #[arg(long, value_name = "OWNER/NAME", conflicts_with = "no_card")]
+    pub base_model: Option<String>,
+}
+
+impl Card {
+    /// Fails at once for what would fail at the end.
+    pub fn check(&self, base: &Source) -> Result<()> {
+        if let Some(name) = &self.base_model {
+            let part = |part: &str| {
+                let own = |c: char| c.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&c);
+                !part.is_empty() && part.chars().all(own)
+            };
+            let is_name = name
+                .split_once('/')
+                .is_some_and(|(owner, name)| part(owner) && part(name));
+            if !is_name {
+                let expected = "expected OWNER/NAME, as the hub has it";
+                return Err(Usage(format!("--base-model is {name}: {expected}")).into());
+            }
+        }
+        if let Some(path) = &self.eval {
+            let text = read_text(path, MAX_TEXT)?;
+            let ids = base.tokenizer()?.encode(&text, true)?;
+            if ids.len() < 2 {
+                bail!(
+                    "{}: at least 2 tokens are compared, it has {}",
+                    path.display(),
+                    ids.len()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// A card of the model in `out`, which was made of `base`.
+    pub fn begin(&self, base: &Path, out: &Path, relation: Relation) -> Result<ModelCard> {
+        let name = |path: &Path| {
+            let full = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+            let name = full.file_name().unwrap_or(full.as_os_str());
+            name.to_string_lossy().into_owned()
+        };
+        let hub = self.base_model.clone().or_else(|| hub_name(base));
+        ModelCard::new(name(out), name(base), relation)
+            .with_hub_base(hub)
+            .with_command(command())
+            .with_source_of(Some(base).filter(|base| base.is_dir()))
+            .map_err(Into::into)
+    }
+
+    /// Adds what `--eval` measures of `made` and of its `base`.
+    pub fn measure(&self, mut card: ModelCard, base: &Source, made: &Source) -> Result<ModelCard> {
+        if let Some(path) = &self.eval {
+            for measure in measured(path, base, made)? {
+                card = card.with_measure(measure);
+            }
+        }
+        Ok(card)
+    }
+
+    /// Writes the card of a model in FP8 or, without a scheme, in high precision, and adds the file to the report.
+    pub fn write(
+        &self,
+        card: ModelCard,
+        scheme: Option<String>,
+        (base, made): (&Source, &Source),
+        report: &mut WriteReport,
+    ) -> Result<()> {
+        // The head that a list of layers in high precision always has, which an encoder lacks.
+        let dir = &report.directory;
+        // A folder may hold any layers, of a model that is not known here.
+        let config = config_of(&Checkpoint::open_dir(dir)?, dir);
+        let is_encoder = matches!(config, Ok(Config::Bert(_)));
+        let kept = report.ignored.iter();
+        let kept: Vec<String> = kept
+            .filter(|path| !(is_encoder && *path == "lm_head"))
+            .cloned()
+            .collect();
+        let card = match scheme {
+            None => card,
+            Some(scheme) => (card.with_tags(["fp8"]))
+                .with_fact("Scheme", scheme)
+                .with_fact("Layers in FP8", report.quantized.len().to_string())
+                .with_high_precision(&kept),
+        };
+        let card = card.with_fact("Size of the tensors", crate::output::size(report.bytes));
+        self.measure(card, base, made)?.write(&report.directory)?;
+        report.files.push(CARD_FILE.to_string());
+        report.files.sort();
+        Ok(())
+    }
+}
+
+/// The command line, as a shell reads it.
+pub fn command() -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    let quoted = |word: String| match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    };
+    let words = std::env::args().skip(1).map(quoted);
+    std::iter::once("fp8".to_string())
+        .chain(words)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// What the base and the made model do with a text.
+fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
+    let text = read_text(path, MAX_TEXT)?;
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    let tokenizer = made.tokenizer()?;
+    match (base.load()?.0, made.load()?.0) {
+        (Model::Llama(base), Model::Llama(made)) => {
+            let [before, after, cosine] = language_models(&tokenizer, &text, &base, &made)?;
+            Ok(vec![
+                Measure::new(format!("Perplexity on {name}"), before, after),
+                Measure::new(
+                    format!("Mean cosine of the logits to the base's on {name}"),
+                    None,
+                    cosine,
+                ),
+            ])
+        }
+        (Model::Bert(before), Model::Bert(after)) => {
+            let pooling = Pooling::of_dir(made.path())?;
+            let cosine = encoders(&tokenizer, &text, (&before, &after), pooling)?;
+            Ok(vec![Measure::new(
+                format!("Mean cosine of the embeddings to the base's on the lines of {name}"),
+                None,
+                cosine,
+            )])
+        }
+        _ => bail!(
+            "{} and {} are models of different kinds",
+            base.path().display(),
+            made.path().display()
+        ),
+    }
+}
+
+/// Perplexities of both models, and the mean cosine of their logits.
+fn language_models(
+    tokenizer: &Tokenizer,
+    text: &str,
+    base: &Llama,
+    made: &Llama,
+) -> Result<[f64; 3]> {
+    let ids = tokenizer.encode(text, true)?;
+    let (mut sums, mut counted) = ([0f64; 3], 0);
+    each_window(&ids, made, None, |window| {
+        let (before, after) = (logits(base, window)?, logits(made, window)?);
+        let vocabulary = made.vocab_size();
+        let rows = before
+            .par_chunks(vocabulary)
+            .zip(after.par_chunks(vocabulary));
+        let found: Vec<[f64; 3]> = rows
+            .zip(&window[1..])
+            .map(|((a, b), target)| {
+                let target = *target as usize;
+                [nll(a, target), nll(b, target), cosine(a, b)]
+            })
+            .collect();
+        counted += found.len();
+        for found in found {
+            for (sum, own) in sums.iter_mut().zip(found) {
+                *sum += own;
+            }
+        }
+        Ok(())
+    })?;
+    if counted == 0 {
+        bail!("--eval: the text has fewer than two tokens");
+    }
+    let [before, after, cosine] = sums.map(|sum| sum / counted as f64);
+    let found = [before.exp(), after.exp(), cosine];
+    match found.iter().all(|x| x.is_finite()) {
+        true => Ok(found),
+        false => bail!("--eval: the logits are not finite"),
+    }
+}
+
+fn logits(model: &Llama, window: &[u32]) -> Result<Vec<f32>> {
+    let input = &window[..window.len() - 1];
+    let input = Tensor::from_slice(input, (1, input.len()), model.device())?;
+    let logits = model.forward(&input)?.to_dtype(DType::F32)?;
+    Ok(logits.flatten_all()?.to_vec1()?)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
+}
+
+/// The mean cosine of the embeddings of a text's lines.
+fn encoders(
+    tokenizer: &Tokenizer,
+    text: &str,
+    (before, after): (&Bert, &Bert),
+    pooling: Pooling,
+) -> Result<f64> {
+    let longest = after.config().max_position_embeddings;
+    let tokenizer = tokenizer.clone().with_max_tokens(longest)?;
+    let (mut sum, mut count) = (0., 0);
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let ids = tokenizer.encode(line, true)?;
+        if ids.is_empty() {
+            continue;
+        }
+        let ids = Tensor::from_slice(&ids, (1, ids.len()), after.device())?;
+        let mask = ids.ones_like()?;
+        let vector = |model: &Bert| -> Result<Vec<f32>> {
+            Ok(model
+                .embed_with(&ids, &mask, pooling)?
+                .squeeze(0)?
+                .to_vec1()?)
+        };
+        sum += cosine(&vector(before)?, &vector(after)?);
+        count += 1;
+    }
+    match count {
+        0 => bail!("--eval: no line of the text has a token"),
+        _ => Ok(sum / f64::from(count)),
+    }
+}

@@ -1,0 +1,197 @@
+//! `fp8 train` of encoders, and what is made of the result.
+
+use crate::support::{Dir, failure, json_output, output};
+use fp8_test_support::encoder;
+use serde_json::Value;
+use std::path::Path;
+
+fn folder() -> (Dir, String) {
+    let dir = Dir::new();
+    let model = dir.join("model");
+    std::fs::create_dir(&model).unwrap();
+    encoder::write(Path::new(&model));
+    (dir, model)
+}
+
+fn path(file: std::path::PathBuf) -> String {
+    file.to_str().unwrap().to_string()
+}
+
+fn json(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The arguments of a short run.
+fn train(model: &str, data: &str, out: &str, more: &[&str]) -> String {
+    let own = [
+        "train", model, "--data", data, "--out", out, "--steps", "24",
+    ];
+    let sizes = ["--batch", "6", "--context", "24"];
+    let lr = match more.contains(&"--lr") {
+        true => &[][..],
+        false => &["--lr", "5e-3"],
+    };
+    output(&[&own[..], &sizes, lr, more].concat())
+}
+
+#[test]
+fn a_classifier_is_trained_measured_and_written() {
+    let (dir, model) = folder();
+    let data = path(encoder::labelled(Path::new(&model)));
+    let out = dir.join("run");
+    let said = train(&model, &data, &out, &["--recipe", "rowwise"]);
+    assert!(
+        said.contains("2 classes") && said.contains("accuracy"),
+        "{said}"
+    );
+    let summary = json(&format!("{out}/summary.json"));
+    assert_eq!(summary["labels"], serde_json::json!(["cold", "warm"]));
+    assert!(summary["accuracy"].as_f64().unwrap() > 0.5, "{summary}");
+    assert!(summary["perplexity"].is_null());
+    let trained = format!("{out}/model");
+    let measured = json_output(&["eval", &trained, "--data", &data, "--json"]);
+    assert_eq!(measured["rows"], 60);
+    assert!(measured["accuracy"].as_f64().unwrap() > 0.8, "{measured}");
+    let card = std::fs::read_to_string(format!("{trained}/README.md")).unwrap();
+    assert!(
+        card.contains("| Learned | the labels cold, warm |"),
+        "{card}"
+    );
+    assert!(card.contains("| Validation accuracy |"), "{card}");
+
+    // It embeds as its encoder does, and in FP8 it still classifies.
+    output(&["embed", &trained, "red rose"]);
+    let fp8 = dir.join("fp8");
+    output(&["quantize", &trained, "--out", &fp8]);
+    let rounded = json_output(&["eval", &fp8, "--data", &data, "--json"]);
+    assert!(rounded["accuracy"].as_f64().unwrap() > 0.8, "{rounded}");
+
+    // On: the same classes go on, other labels are no classes of this model.
+    train(&trained, &data, &dir.join("more"), &["--recipe", "f32"]);
+    let other = [
+        serde_json::json!({ "text": "a", "label": "dry" }),
+        serde_json::json!({ "text": "b", "label": "wet" }),
+    ];
+    let other = path(encoder::lines(Path::new(&model), "other.jsonl", other));
+    let error = failure(&["eval", &trained, "--data", &other]);
+    assert!(
+        error.contains("the data has the classes dry, wet, the model has cold, warm"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_adapter_with_a_classifier_is_used_and_merged() {
+    let (dir, model) = folder();
+    let data = path(encoder::labelled(Path::new(&model)));
+    let fp8 = dir.join("fp8");
+    output(&["quantize", &model, "--out", &fp8]);
+    let out = dir.join("run");
+    train(
+        &fp8,
+        &data,
+        &out,
+        &["--lora", "4", "--target", "all-linear", "--lr", "2e-2"],
+    );
+    let adapter = format!("{out}/adapter");
+    let config = json(&format!("{adapter}/adapter_config.json"));
+    assert_eq!(config["modules_to_save"], serde_json::json!(["classifier"]));
+    assert_eq!(config["task_type"], "SEQ_CLS");
+    let accuracy = |args: &[&str]| {
+        let args = [&["eval"], args, &["--data", &data, "--json"]].concat();
+        json_output(&args)["accuracy"].as_f64().unwrap()
+    };
+    assert!(accuracy(&[&fp8, "--adapter", &adapter]) > 0.8);
+    let merged = dir.join("merged");
+    let searched = [
+        "merge",
+        &fp8,
+        &adapter,
+        "--scheme",
+        "channel-token",
+        "--search",
+        &data,
+    ];
+    let error = failure(&[&searched[..], &["--out", &merged]].concat());
+    assert!(
+        error.contains("merge first, then use `fp8 quantize`"),
+        "{error}"
+    );
+    output(&[
+        "merge",
+        &fp8,
+        &adapter,
+        "--scheme",
+        "channel-token",
+        "--out",
+        &merged,
+    ]);
+    assert!(accuracy(&[&merged]) > 0.8);
+    let card = std::fs::read_to_string(format!("{merged}/README.md")).unwrap();
+    assert!(
+        card.contains("| Adapter | adapter |") && card.contains("| Scheme | channel-token"),
+        "{card}"
+    );
+}
+
+#[test]
+fn queries_are_trained_and_measured() {
+    let (dir, model) = folder();
+    let data = path(encoder::queries(Path::new(&model), true));
+    let out = dir.join("run");
+    let said = train(
+        &model,
+        &data,
+        &out,
+        &["--recipe", "f32", "--temperature", "0.1"],
+    );
+    assert!(said.contains("accuracy"), "{said}");
+    let loss = |model: &str| {
+        let found = json_output(&["eval", model, "--data", &data, "--batch", "6", "--json"]);
+        assert_eq!(found["rows"], 60);
+        found["loss"].as_f64().unwrap()
+    };
+    let trained = format!("{out}/model");
+    assert!(loss(&trained) < loss(&model));
+    for file in ["modules.json", "1_Pooling/config.json"] {
+        assert!(Path::new(&format!("{trained}/{file}")).exists(), "{file}");
+    }
+    output(&["embed", &trained, "red rose"]);
+}
+
+#[test]
+fn what_an_encoder_cannot_learn_is_said() {
+    let (dir, model) = folder();
+    let lines = [
+        serde_json::json!({ "text": "a text" }),
+        serde_json::json!({ "text": "b" }),
+    ];
+    let texts = path(encoder::lines(Path::new(&model), "texts.jsonl", lines));
+    let out = dir.join("run");
+    let refused = |data: &str, more: &[&str]| {
+        let own = [
+            "train",
+            &model,
+            "--data",
+            data,
+            "--out",
+            &out,
+            "--context",
+            "24",
+        ];
+        let error = failure(&[&own[..], more].concat());
+        assert!(!Path::new(&out).exists(), "{error}");
+        error
+    };
+    assert!(refused(&texts, &[]).contains("it learns lines of `text` and `label`"));
+    let data = path(encoder::labelled(Path::new(&model)));
+    assert!(refused(&data, &["--recompute"]).contains("--recompute is for language models"));
+    assert!(refused(&data, &["--lora", "2", "--target", "q_proj"]).contains("q_proj"));
+    let queries = path(encoder::queries(Path::new(&model), false));
+    assert!(refused(&queries, &["--temperature", "0"]).contains("temperature is 0"));
+    assert!(refused(&queries, &["--batch", "1"]).contains("rows is 1"));
+    let error = failure(&["eval", &model, "--data", &data]);
+    assert!(error.contains("the model no classifier"), "{error}");
+    let error = failure(&["eval", &model, "--data", &data, "--window", "4"]);
+    assert!(error.contains("--window is for language models"), "{error}");
+}

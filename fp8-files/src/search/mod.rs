@@ -1,0 +1,67 @@
+//! Codes and scales of a weight for which the layer's outputs have the smallest error, on the inputs of samples.
+//!
+//! Rounding each weight to nearest minimizes the error of the weight. The error of the outputs is smaller where the errors of the weights
+//! of one output cancel each other on typical inputs: after a weight is rounded, those that follow make up for it. What is written has
+//! the form of plain rounding.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `products` | the sums over samples that say how errors of weights show in outputs |
+//! | `factor` | the Cholesky factor of such a sum, a block of rows at a time |
+//! | `scales` | the choice of scales |
+//! | `rounding` | the choice of codes |
+
+mod factor;
+mod products;
+mod rounding;
+mod scales;
+
+pub use products::InputProducts;
+pub use rounding::{Searched, search_weight};
+
+/// How a search computes.
+///
+/// ```
+/// use fp8_files::search::SearchOptions;
+/// assert_eq!(SearchOptions::new().with_damping(0.05).damping, 0.05);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct SearchOptions {
+    /// What is added to the mean square of each input, as a part of it. It keeps the solution from following the samples too closely, and
+    /// makes one possible where they do not determine it. Default 0.03.
+    pub damping: f64,
+    /// The same where weights make up for errors of their inputs. Most of these errors is noise that differs from sample to sample, and
+    /// only those along the largest directions of the inputs should be followed. Default 10; a huge number follows none.
+    pub caution: f64,
+}
+
+impl Default for SearchOptions {
+    fn default() -> Self {
+        Self {
+            damping: 0.03,
+            caution: 10.,
+        }
+    }
+}
+
+impl SearchOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// See [`SearchOptions::damping`].
+    #[must_use]
+    pub fn with_damping(mut self, damping: f64) -> Self {
+        self.damping = damping;
+        self
+    }
+
+    /// See [`SearchOptions::caution`].
+    #[must_use]
+    pub fn with_caution(mut self, caution: f64) -> Self {
+        self.caution = caution;
+        self
+    }
+}

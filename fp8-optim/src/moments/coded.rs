@@ -1,0 +1,68 @@
+//! A moment as tensors of codes, amaxes and curves.
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+
+use super::blocks::{BLOCK, Coding, decode, encode};
+
+/// A moment in FP8, in host memory.
+#[derive(Clone)]
+pub struct Coded {
+    /// U8, in the shape of the variable.
+    pub(crate) codes: Tensor,
+    /// f32, one for each block.
+    pub(crate) amaxes: Tensor,
+    /// U8, one for each block.
+    pub(crate) curves: Tensor,
+}
+
+impl Coded {
+    pub(crate) fn zeros(shape: &Shape) -> Result<Self> {
+        let blocks = shape.elem_count().div_ceil(BLOCK);
+        Ok(Self {
+            codes: Tensor::zeros(shape, DType::U8, &Device::Cpu)?,
+            amaxes: Tensor::zeros(blocks, DType::F32, &Device::Cpu)?,
+            curves: Tensor::zeros(blocks, DType::U8, &Device::Cpu)?,
+        })
+    }
+
+    /// The codes of values, on whatever device they are.
+    pub(crate) fn of(values: &Tensor, coding: Coding) -> Result<Self> {
+        let shape = values.shape();
+        let values = values.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+        let values = values.flatten_all()?.to_vec1::<f32>()?;
+        let blocks = values.len().div_ceil(BLOCK);
+        let (mut codes, mut amaxes) = (vec![0; values.len()], vec![0.; blocks]);
+        let mut curves = vec![0; blocks];
+        encode(&values, coding, 0, (&mut codes, &mut amaxes, &mut curves));
+        Ok(Self {
+            codes: Tensor::from_vec(codes, shape, &Device::Cpu)?,
+            amaxes: Tensor::from_vec(amaxes, blocks, &Device::Cpu)?,
+            curves: Tensor::from_vec(curves, blocks, &Device::Cpu)?,
+        })
+    }
+
+    /// The values, in f32.
+    pub(crate) fn values(&self, device: &Device) -> Result<Tensor> {
+        let codes = self.codes.flatten_all()?.to_vec1::<u8>()?;
+        let (amaxes, curves) = (self.amaxes.to_vec1::<f32>()?, self.curves.to_vec1::<u8>()?);
+        let mut values = vec![0.; codes.len()];
+        decode(&codes, &amaxes, &curves, &mut values);
+        Tensor::from_vec(values, self.codes.shape(), device)
+    }
+
+    /// What its tensors are called after the name of the moment.
+    pub(crate) fn tensors(&self) -> [(&'static str, &Tensor); 3] {
+        [
+            ("", &self.codes),
+            (AMAXES, &self.amaxes),
+            (CURVES, &self.curves),
+        ]
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.codes.elem_count() + 5 * self.amaxes.elem_count()) as u64
+    }
+}
+
+pub(super) const AMAXES: &str = ".amax";
+pub(super) const CURVES: &str = ".curve";

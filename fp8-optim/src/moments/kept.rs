@@ -1,0 +1,153 @@
+//! A moment as an optimizer keeps it.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use fp8_core::StochasticKey;
+
+use super::super::error;
+use super::super::rule::Moment;
+use super::super::state_reader::StateReader;
+use super::blocks::{BLOCK, CURVES as CURVE_COUNT, Coding};
+use super::coded::{AMAXES, CURVES, Coded};
+use super::storage::MomentStorage;
+
+/// A moment of a variable.
+pub enum Kept {
+    /// In f32, or in f64 for an f64 variable, on the variable's device.
+    Values(Tensor),
+    /// In FP8.
+    Coded(Coded),
+}
+
+impl Kept {
+    /// A moment of zeros. `dtype` is that of values; those in f64 are not coded.
+    pub(crate) fn zeros(
+        storage: MomentStorage,
+        shape: &Shape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        match storage {
+            MomentStorage::Fp8(_) if dtype == DType::F32 => Coded::zeros(shape).map(Self::Coded),
+            _ => Tensor::zeros(shape, dtype, device).map(Self::Values),
+        }
+    }
+
+    /// The moment as values, in f32 or f64.
+    pub(crate) fn values(&self, device: &Device) -> Result<Tensor> {
+        match self {
+            Self::Values(values) => Ok(values.clone()),
+            Self::Coded(coded) => coded.values(device),
+        }
+    }
+
+    /// The values of a step, stored as `storage` says. Codes are rounded by `key`.
+    pub(crate) fn of(
+        values: Tensor,
+        storage: MomentStorage,
+        moment: &Moment,
+        key: Option<StochasticKey>,
+    ) -> Result<Self> {
+        match coding(storage, moment, key) {
+            Some(coding) if values.dtype() == DType::F32 => {
+                Coded::of(&values, coding).map(Self::Coded)
+            }
+            _ => Ok(Self::Values(values)),
+        }
+    }
+
+    /// The same moment in another storage. Values are rounded to nearest.
+    pub(crate) fn stored(
+        &self,
+        storage: MomentStorage,
+        moment: &Moment,
+        device: &Device,
+    ) -> Result<Self> {
+        match (self, storage) {
+            (Self::Coded(coded), MomentStorage::Fp8(_)) => Ok(Self::Coded(coded.clone())),
+            (Self::Coded(coded), MomentStorage::F32) => coded.values(device).map(Self::Values),
+            (Self::Values(values), _) => Self::of(values.clone(), storage, moment, None),
+        }
+    }
+
+    /// Adds copies to a state.
+    pub(crate) fn save(&self, name: &str, state: &mut HashMap<String, Tensor>) -> Result<()> {
+        match self {
+            Self::Values(values) => {
+                state.insert(name.to_string(), values.copy()?);
+            }
+            Self::Coded(coded) => {
+                for (suffix, tensor) in coded.tensors() {
+                    state.insert(format!("{name}{suffix}"), tensor.copy()?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the moment `name`, in whichever storage it was saved; `dtype` is that of values. All of it is copied.
+    pub(crate) fn read(
+        state: &mut StateReader<'_>,
+        name: &str,
+        moment: &Moment,
+        (shape, dtype): (&Shape, DType),
+        device: &Device,
+    ) -> error::Result<Self> {
+        // The loaded tensor may be a variable that somebody writes to later.
+        let copy = |tensor: &Tensor, device: &Device| -> Result<Tensor> {
+            tensor.detach().to_device(device)?.contiguous()?.copy()
+        };
+        let (amaxes, curves) = (format!("{name}{AMAXES}"), format!("{name}{CURVES}"));
+        if dtype != DType::F32 || !(state.has(&amaxes) || state.has(&curves)) {
+            let values = state.take(name, dtype, shape, moment.non_negative)?;
+            return Ok(Self::Values(copy(values, device)?));
+        }
+        let blocks = Shape::from(shape.elem_count().div_ceil(BLOCK));
+        // Any byte but NaN, and none with a sign where no value has one.
+        let largest = if moment.non_negative { 0x7E } else { 0xFE };
+        let is_code = |x: f64| x <= f64::from(largest) && x != f64::from(0x7F);
+        let codes = state.take_where(
+            name,
+            DType::U8,
+            shape,
+            is_code,
+            match moment.non_negative {
+                true => "codes of E4M3 from 0 to 448",
+                false => "codes of E4M3 other than NaN",
+            },
+        )?;
+        let amaxes = state.take(&amaxes, DType::F32, &blocks, true)?;
+        let is_curve = |x: f64| x < f64::from(CURVE_COUNT);
+        let curves = state.take_where(&curves, DType::U8, &blocks, is_curve, "at most 3")?;
+        let host = |tensor| copy(tensor, &Device::Cpu);
+        Ok(Self::Coded(Coded {
+            codes: host(codes)?,
+            amaxes: host(amaxes)?,
+            curves: host(curves)?,
+        }))
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Values(values) => (values.elem_count() * values.dtype().size_in_bytes()) as u64,
+            Self::Coded(coded) => coded.bytes(),
+        }
+    }
+}
+
+/// How values become codes; None where they stay values.
+pub(crate) fn coding(
+    storage: MomentStorage,
+    moment: &Moment,
+    key: Option<StochasticKey>,
+) -> Option<Coding> {
+    match storage {
+        MomentStorage::F32 => None,
+        MomentStorage::Fp8(options) => Some(Coding {
+            expands: options.expansion,
+            non_negative: moment.non_negative,
+            key: key.filter(|_| options.stochastic),
+        }),
+    }
+}

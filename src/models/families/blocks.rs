@@ -1,0 +1,23 @@
+//! A model as a row of blocks, each run by itself: what a search of weights walks along.
+
+use crate::models::error::Result;
+use crate::models::layers::Projection;
+use candle_core::Tensor;
+
+/// A model that is run a block at a time.
+pub(crate) trait Blocks {
+    /// One of its layers, with everything between its input and its output. Clones share tensors.
+    type Block: Clone;
+
+    /// The blocks, first to last.
+    fn blocks(&self) -> &[Self::Block];
+
+    /// What the first block gets for token ids `[1, tokens]`.
+    fn enter(&self, ids: &Tensor) -> Result<Tensor>;
+
+    /// What a block makes of its input.
+    fn pass(&self, block: &Self::Block, x: &Tensor) -> Result<Tensor>;
+
+    /// The linear layers of a block.
+    fn projections(block: &mut Self::Block) -> Vec<&mut Projection>;
+}

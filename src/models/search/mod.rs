@@ -1,0 +1,92 @@
+//! Codes for FP8 files that keep the errors of a model's layers on samples small.
+
+mod found;
+mod inputs;
+mod walk;
+
+pub use found::{FoundCodes, OutputError};
+
+use crate::models::error::{Error, Result};
+use crate::models::families::Model;
+use crate::rewrite::{OnProgress, QuantizeOptions, Source, layers_to_quantize};
+use candle_core::{Device, Tensor};
+use fp8_files::search::SearchOptions;
+
+/// The fewest tokens that samples have together: fewer say nothing of a model's inputs.
+const LEAST_TOKENS: usize = 64;
+
+/// Runs `model` on `samples` of token ids and chooses codes and scales for the layers that [`quantize`](crate::rewrite::quantize) with
+/// `options` takes from `source`, so that the layers' outputs come close to those of the model in high precision. `model` is that of
+/// `source`, in high precision and without an adapter ([`Model::merge_adapter`] adds one to the weights).
+///
+/// The samples go through the model block by block, once as in high precision and once with the codes found so far and with inputs cast
+/// as a served model casts them. Each weight is then rounded to make up for the errors of the layers before it, for those of the cast of
+/// its inputs, and for those of its own weights that are rounded already. What is written has the same form, size and speed as without a
+/// search.
+///
+/// Memory: the model; its codes; of the samples, the values between two blocks and inside one; products of inputs (8 bytes for each pair
+/// of a layer's input features) of one layer at a time, or of all experts of a block.
+///
+/// ```no_run
+/// use fp8::load::Checkpoint;
+/// use fp8::models::{ModelOptions, Tokenizer, find_codes, open};
+/// use fp8::rewrite::{self, QuantizeOptions, Scheme};
+///
+/// let model = open("SmolLM2", &ModelOptions::new())?;
+/// let ids = Tokenizer::open("SmolLM2")?.encode(&std::fs::read_to_string("sample.txt")?, true)?;
+/// let samples: Vec<&[u32]> = ids.chunks(512).take(16).collect();
+///
+/// let source = Checkpoint::open_dir("SmolLM2")?;
+/// let options = QuantizeOptions::new(Scheme::ChannelToken);
+/// let found = find_codes(&model, &source, &samples, &options, &Default::default(), &mut rewrite::quiet)?;
+/// let options = options.with_codes(found.codes);
+/// rewrite::quantize(&source, "SmolLM2-FP8", &options, &mut rewrite::quiet)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Samples`] if there are fewer than 64 tokens, or a sample is longer than the model's positions; [`Error::NotSearchable`] for a
+/// layer that holds codes already or has an adapter; those of [`layers_to_quantize`]; if the products of a layer's inputs are not finite
+/// ([`Search`](fp8_files::Error::Search)); if `on_progress`, which is called before each block, cancels; and those of the model.
+pub fn find_codes<S: AsRef<[u32]>>(
+    model: &Model,
+    source: &dyn Source,
+    samples: &[S],
+    options: &QuantizeOptions,
+    search: &SearchOptions,
+    on_progress: &mut OnProgress<'_>,
+) -> Result<FoundCodes> {
+    let samples = checked(samples, model.max_positions())?;
+    let wanted = walk::wanted(&layers_to_quantize(source, options)?, options)?;
+    let mut found = match model {
+        Model::Llama(model) => walk::walk(model, &samples, &wanted, search, on_progress)?,
+        Model::Bert(model) => walk::walk(model, &samples, &wanted, search, on_progress)?,
+    };
+    let paths = wanted.into_keys();
+    found.plain = paths
+        .filter(|path| !found.codes.contains_key(path))
+        .collect();
+    Ok(found)
+}
+
+/// The samples as `[1, tokens]` each.
+fn checked<S: AsRef<[u32]>>(samples: &[S], positions: Option<usize>) -> Result<Vec<Tensor>> {
+    let tokens: usize = samples.iter().map(|sample| sample.as_ref().len()).sum();
+    if tokens < LEAST_TOKENS {
+        let reason = format!(
+            "{tokens} tokens in {} samples, expected at least {LEAST_TOKENS}, and thousands for good results",
+            samples.len()
+        );
+        return Err(Error::Samples { reason });
+    }
+    let most = positions.unwrap_or(usize::MAX);
+    let samples = samples.iter().map(AsRef::as_ref).enumerate();
+    let samples = samples.filter(|(_, sample)| !sample.is_empty());
+    let samples = samples.map(|(i, sample)| match sample.len() {
+        len if len > most => Err(Error::Samples {
+            reason: format!("sample {i} has {len} tokens, the model has positions for {most}"),
+        }),
+        len => Ok(Tensor::from_slice(sample, (1, len), &Device::Cpu)?),
+    });
+    samples.collect()
+}
