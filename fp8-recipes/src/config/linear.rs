@@ -1,6 +1,7 @@
 //! The configuration of a linear layer in FP8: torchao's surface.
 
 use fp8_core::FormatPair;
+use fp8_core::setters;
 use serde::{Deserialize, Serialize};
 
 use super::{CastConfig, DelayedScaling};

@@ -136,7 +136,7 @@ macro_rules! calls {
             }
         }
 
-        setters! { $type:
+        fp8_core::setters! { $type:
             /// A copy that is one node of the graph, or one node per layer.
             with_single_node(single_node: bool);
         }
