@@ -236,6 +236,15 @@ impl ScaleGrid {
         row / self.block_rows * self.scale_cols + col / self.block_cols
     }
 
+    /// The grid of a matrix of `rows` rows with the same columns and blocks.
+    pub fn of_rows(&self, rows: usize) -> Self {
+        Self {
+            rows,
+            scale_rows: rows.div_ceil(self.block_rows),
+            ..*self
+        }
+    }
+
     /// The grid of the transposed matrix.
     pub fn transpose(&self) -> Self {
         Self {

@@ -82,6 +82,40 @@ pub(super) fn encode<T: HighPrecision>(
     (codes, f32::from_bits(amax.into_inner()))
 }
 
+/// Codes, quant_scales and amaxes of a matrix whose blocks lie within a row: a task makes all three of a few rows while these are in its
+/// core's cache. `cast` does not round stochastically.
+pub(super) fn encode_current<T: HighPrecision>(
+    src: &[T],
+    grid: &ScaleGrid,
+    cast: &Cast,
+    quant_scale: impl Fn(f32) -> f32 + Sync,
+) -> (Vec<u8>, [Vec<f32>; 2]) {
+    let cols = grid.cols().max(1);
+    let piece = cols * (PIECE / cols).max(1);
+    let (codes, parts) = filled(0u8, src.len(), task_len(cols), |start, codes| {
+        let (mut scales, mut amaxes) = (Vec::new(), Vec::new());
+        let src = &src[start..start + codes.len()];
+        for (src, codes) in src.chunks(piece).zip(codes.chunks_mut(piece)) {
+            let grid = grid.of_rows(src.len() / cols);
+            let first = amaxes.len();
+            amaxes.resize(first + grid.len(), 0f32);
+            fp8_core::amax_rows(src, 0, &grid, &mut amaxes[first..]);
+            scales.extend(amaxes[first..].iter().map(|&amax| quant_scale(amax)));
+            fp8_core::encode_rows(cast, src, 0, &grid, &scales[first..], codes);
+        }
+        (scales, amaxes)
+    });
+    let (mut scales, mut amaxes) = (
+        Vec::with_capacity(grid.len()),
+        Vec::with_capacity(grid.len()),
+    );
+    for (part, amax) in parts {
+        scales.extend(part);
+        amaxes.extend(amax);
+    }
+    (codes, [scales, amaxes])
+}
+
 /// As many elements as `src` has, written by tasks of `len` elements.
 fn mapped<A: Sync, B: Copy + Default + Send>(
     src: &[A],
