@@ -141,8 +141,36 @@ fn kept_as(case: &str, layer: &TransformerLayer, x: &Tensor, how: KeptActivation
     bytes
 }
 
+/// One test, since it counts the allocations of the whole process.
 #[test]
-fn a_layer_that_keeps_activations_in_fp8_keeps_a_third_of_what_bf16_keeps() {
+fn layers_keep_less_than_bf16_does() {
+    computing_again();
+    in_fp8();
+}
+
+/// A layer that computes again keeps half of what torch's bf16 keeps.
+fn computing_again() {
+    let x = Var::randn(0f32, 1., (BATCH, TOKENS, HIDDEN), &Device::Cpu).unwrap();
+    let torch = TORCH * BATCH * TOKENS * HIDDEN;
+    let apart = kept("layers one by one", &layer(false, false), &x);
+    let one = kept("one node", &layer(true, false), &x);
+    let again = kept("one node that computes again", &layer(true, true), &x);
+    println!("of torch's: {:.3}", again as f64 / torch as f64);
+    // The measurement sees the layers' results, which candle's graph keeps.
+    assert!(apart > torch, "{apart}");
+    assert!(again < one && one < apart, "{again}, {one}, {apart}");
+    // Without kernels for attention, queries, keys and values stay in f32, 6 bytes more of torch's 36.
+    let bound = match fp8_core::Isa::best().level() {
+        fp8_core::IsaLevel::Portable => 0.55 + 6. / 36.,
+        #[cfg(target_arch = "aarch64")]
+        fp8_core::IsaLevel::Neon => 0.55 + 6. / 36.,
+        _ => 0.55,
+    };
+    assert!(again as f64 <= bound * torch as f64, "{again} of {torch}");
+}
+
+/// One that also keeps activations in FP8, a third.
+fn in_fp8() {
     let x = Var::randn(0f32, 1., (BATCH, TOKENS, HIDDEN), &Device::Cpu).unwrap();
     let features = (BATCH * TOKENS * HIDDEN) as f64;
     let each = |bytes: usize| bytes as f64 / features;
@@ -165,30 +193,17 @@ fn a_layer_that_keeps_activations_in_fp8_keeps_a_third_of_what_bf16_keeps() {
     let (code, sums) = (1. + 4. / 128., 4. * 8. / HIDDEN as f64);
     // The input, which candle's graph holds; the other norm's input, q, k and v; attention's result in the codes of its projection.
     let expected = 4. + 4. * code + 1. + sums;
-    assert!((again - expected).abs() < 0.01, "{again} of {expected}");
+    // Small tensors whose sizes do not follow the number of tokens: biases, parameters of norms, boxes of the graph.
+    let others = 0.15;
+    assert!(
+        again >= expected && again <= expected + others,
+        "{again} of {expected}"
+    );
     assert!(again <= 0.35 * TORCH as f64);
     // The codes of both norms' results, the input of GELU and the codes of its result.
     let expected = expected + 2. + 4. * code + 4.;
-    assert!((codes - expected).abs() < 0.01, "{codes} of {expected}");
-}
-
-#[test]
-fn a_layer_that_computes_again_keeps_half_of_what_bf16_keeps() {
-    let x = Var::randn(0f32, 1., (BATCH, TOKENS, HIDDEN), &Device::Cpu).unwrap();
-    let torch = TORCH * BATCH * TOKENS * HIDDEN;
-    let apart = kept("layers one by one", &layer(false, false), &x);
-    let one = kept("one node", &layer(true, false), &x);
-    let again = kept("one node that computes again", &layer(true, true), &x);
-    println!("of torch's: {:.3}", again as f64 / torch as f64);
-    // The measurement sees the layers' results, which candle's graph keeps.
-    assert!(apart > torch, "{apart}");
-    assert!(again < one && one < apart, "{again}, {one}, {apart}");
-    // Without kernels for attention, queries, keys and values stay in f32, 6 bytes more of torch's 36.
-    let bound = match fp8_core::Isa::best().level() {
-        fp8_core::IsaLevel::Portable => 0.55 + 6. / 36.,
-        #[cfg(target_arch = "aarch64")]
-        fp8_core::IsaLevel::Neon => 0.55 + 6. / 36.,
-        _ => 0.55,
-    };
-    assert!(again as f64 <= bound * torch as f64, "{again} of {torch}");
+    assert!(
+        codes >= expected && codes <= expected + others,
+        "{codes} of {expected}"
+    );
 }
