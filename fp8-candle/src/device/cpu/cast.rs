@@ -182,3 +182,33 @@ pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) 
         fp8_core::decode(format, codes, 1., values);
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fp8_core::dynamic_quant_scale;
+
+    /// Made a few rows at a time, they are those that whole passes make: amaxes, then scales, then codes.
+    #[test]
+    fn blocks_within_rows_are_cast_as_in_whole_passes() {
+        let format = Format::E4M3;
+        let cast = Cast::new(format);
+        let scale = |amax| dynamic_quant_scale(amax, format);
+        // Several tasks and pieces, the last of them smaller; rows longer than a piece; partial blocks.
+        for (rows, cols, block) in [(2, 3, 2), (701, 100, 32), (3, 40_000, 128), (9, 64, 64)] {
+            let mut x: Vec<f32> = (0..rows * cols)
+                .map(|i| (i as f32 * 12.9898).sin() * (1 + i % 7) as f32)
+                .collect();
+            x[cols + 1] = f32::NAN;
+            let grid = ScaleGrid::new(rows, cols, 1, block).unwrap();
+            let amaxes = amax(&x, &grid);
+            let scales: Vec<f32> = amaxes.iter().map(|&amax| scale(amax)).collect();
+            let (codes, _) = encode(&x, &grid, &scales, &cast, false);
+            let (ours, [our_scales, our_amaxes]) = encode_current(&x, &grid, &cast, scale);
+            assert_eq!(ours, codes, "{rows}x{cols}");
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&our_scales), bits(&scales));
+            assert_eq!(bits(&our_amaxes), bits(&amaxes));
+        }
+    }
+}
