@@ -24,6 +24,9 @@ pub(crate) struct Attention {
     pub(crate) operands: Option<DType>,
     /// Whether the dimensions are batch, token, head, feature instead of batch, head, token, feature.
     pub(crate) tokens_first: bool,
+    /// Whether the backward pass reads other q and k than the forward pass did, rounded ones: then it computes the sums of exponentials
+    /// again, so that probabilities add up to 1.
+    pub(crate) normalizes: bool,
 }
 
 impl Attention {

@@ -201,6 +201,7 @@ impl Attention {
             dropout,
             operands: options.operands,
             tokens_first,
+            normalizes: false,
         })
     }
 }

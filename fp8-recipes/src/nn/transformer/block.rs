@@ -41,7 +41,10 @@ pub(super) trait Block {
             |x| match self.fits_in_node(x) {
                 false => self.body(x, inputs, None),
                 true => {
-                    let node = WideNode::new(Self::NAME).with_recomputation(self.recomputes());
+                    let groups = current().and_then(|context| context.kept_groups());
+                    let node = WideNode::new(Self::NAME)
+                        .with_recomputation(self.recomputes())
+                        .with_kept_groups(groups);
                     InNode::run(node, x, |x| self.body(x, inputs, None))
                 }
             },
