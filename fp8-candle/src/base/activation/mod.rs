@@ -75,7 +75,7 @@ const ALL: [(Activation, &str, Curve, bool); 13] = [
     (Activation::SwiGlu, "swiglu", Curve::Silu, true),
 ];
 
-/// The function of one number behind an activation, by its number in `kernels/curves.cuh`.
+/// The function of one number behind an activation. Those of CUDA are in `kernels/curves.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Curve {
     Gelu,
@@ -138,12 +138,6 @@ impl Activation {
     /// Whether it reads twice as many features as it gives.
     pub fn is_gated(self) -> bool {
         ALL[self as usize].3
-    }
-
-    /// The number of its function in kernels.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn curve_id(self) -> u32 {
-        self.curve() as u32
     }
 
     /// The function of its gate, or of its only input.
