@@ -145,7 +145,7 @@ impl Shape {
                     scale.to_le_bytes().to_vec(),
                 )
             }
-                        Kind::Microscaling => {
+            Kind::Microscaling => {
                 // As amaxes of groups vary: a few powers of two, in no order.
                 let bytes = pattern(1 << 14, |bits| vec![112 + (bits % 5) as u8]);
                 ("weight_scale", "U8", [rows, columns / 32], bytes)
@@ -158,7 +158,9 @@ impl Shape {
             1,
             None,
         );
-        codes.fill = self.dense.then(|| pattern(DENSE, |bits| vec![bits as u8 & 0xbf]));
+        codes.fill = self
+            .dense
+            .then(|| pattern(DENSE, |bits| vec![bits as u8 & 0xbf]));
         tensors.push(codes);
         let element = match dtype {
             "F32" => 4,
