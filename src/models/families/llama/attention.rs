@@ -64,6 +64,11 @@ impl Attention {
         self.qkv.projections().chain([&mut self.output])
     }
 
+    /// What reads the input.
+    pub(super) fn readers(&mut self) -> Vec<&mut Projection> {
+        self.qkv.projections().collect()
+    }
+
     /// Takes the gradient from the norms.
     pub(super) fn freeze(&mut self) {
         for norm in [&mut self.q_norm, &mut self.k_norm].into_iter().flatten() {
