@@ -1,6 +1,5 @@
 //! The CPU backend: `fp8-core` casts over threads, and the GEMMs of `gemm/`.
 
-#[cfg(target_arch = "x86_64")]
 mod attention;
 mod cast;
 pub(crate) mod elements;
@@ -11,8 +10,7 @@ mod pages;
 mod state;
 mod unfold;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use attention::CpuAttention;
+pub(crate) use attention::{CpuAttention, cached as cached_attention};
 pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
 
