@@ -70,9 +70,7 @@ impl Case {
 
     fn values(&self, heads: usize, tokens: usize, seed: u64) -> Tensor {
         let values = cpu_tensor(self.seed ^ seed, &[self.batch, heads, tokens, self.d]);
-        (values * 4.)
-            .and_then(|x| x.to_dtype(self.dtype))
-            .unwrap()
+        (values * 4.).and_then(|x| x.to_dtype(self.dtype)).unwrap()
     }
 
     fn q(&self) -> Tensor {
@@ -81,7 +79,12 @@ impl Case {
 
     /// Keys and values, with NaN behind the tokens.
     fn cache(&self) -> Result<[Tensor; 2]> {
-        let rest = [self.batch, self.kv_heads, self.capacity - self.tokens, self.d];
+        let rest = [
+            self.batch,
+            self.kv_heads,
+            self.capacity - self.tokens,
+            self.d,
+        ];
         let rest = Tensor::full(f32::NAN, &rest, &Device::Cpu)?.to_dtype(self.dtype)?;
         let [k, v] = [2, 3].map(|seed| self.values(self.kv_heads, self.tokens, seed));
         Ok([Tensor::cat(&[&k, &rest], 2)?, Tensor::cat(&[&v, &rest], 2)?])
@@ -170,7 +173,12 @@ fn codes_give_the_same_bits_in_parts() -> Result<()> {
         let codes = |x: &Tensor| {
             let values = flat(x);
             let mut codes = vec![0u8; values.len()];
-            fp8_core::encode(&fp8_core::Cast::new(Format::E4M3), &values, 100., &mut codes);
+            fp8_core::encode(
+                &fp8_core::Cast::new(Format::E4M3),
+                &values,
+                100.,
+                &mut codes,
+            );
             Tensor::from_vec(codes, x.dims(), &Device::Cpu)
         };
         let [k, v] = case.cache()?;

@@ -12,7 +12,7 @@ const RETRIES: usize = 3;
 /// Inputs, prepared for searches of the weights that they are multiplied with: [`search_weight`](super::search_weight).
 ///
 /// ```
-/// use candle_core::{DType, Device, Tensor};
+/// use candle_core::{Device, Tensor};
 /// use fp8_core::Granularity;
 /// use fp8_files::search::{InputProducts, PreparedInputs, SearchOptions, search_weight};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -4,6 +4,7 @@ mod found;
 mod inputs;
 mod outliers;
 mod stage;
+mod task;
 mod walk;
 
 pub use found::{FoundCodes, OutputError};
@@ -68,7 +69,7 @@ pub fn find_codes<S: AsRef<[u32]>>(
 ) -> Result<FoundCodes> {
     let samples = checked(samples, model.max_positions())?;
     let layers = layers_to_quantize(source, options)?;
-    let task = walk::Task::new(source, options, search, layers)?;
+    let task = task::Task::new(source, options, search, layers)?;
     let mut found = match model {
         Model::Llama(model) => walk::walk(model, &samples, &task, on_progress)?,
         Model::Bert(model) => walk::walk(model, &samples, &task, on_progress)?,

@@ -2,7 +2,7 @@
 
 use super::found::FoundCodes;
 use super::stage::{Fed, Tried};
-use super::walk::Task;
+use super::task::Task;
 use crate::models::error::Result;
 use crate::models::families::Blocks;
 use candle_core::{D, DType, Tensor};

@@ -1,6 +1,6 @@
 //! Layers of a block that read the same input, and the search of their codes.
 
-use super::walk::Task;
+use super::task::Task;
 use crate::models::error::Result;
 use crate::rewrite::QuantizeOptions;
 use candle_core::{D, DType, Tensor};

@@ -28,9 +28,11 @@
 //! # Ok::<(), fp8_candle::Error>(())
 //! ```
 
-pub(crate) mod codes;
+mod codes;
 pub(crate) mod kept;
+pub(crate) mod memos;
 mod opaque;
+pub(crate) mod reader;
 mod recompute;
 mod shape;
 pub(crate) mod sweep;

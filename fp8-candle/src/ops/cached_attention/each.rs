@@ -60,7 +60,11 @@ pub fn cached_attention_each(
         let expected = format!("[{}, heads, 1, head_dim]", sequences.len());
         return Err(shape_error(OP, "q", expected, q.dims()));
     };
-    if sequences.is_empty() || q.elem_count() == 0 || !q.device().is_cpu() || q.dtype() == DType::F64 {
+    if sequences.is_empty()
+        || q.elem_count() == 0
+        || !q.device().is_cpu()
+        || q.dtype() == DType::F64
+    {
         let rows = sequences.iter().enumerate().map(|(row, sequence)| {
             let CachedSequence { k, v, keys } = *sequence;
             cached_attention(&q.narrow(0, row, 1)?, k, v, keys, options)

@@ -38,9 +38,11 @@ pub(crate) fn cached(q: &Tensor, calls: &[(Attention, [CacheSide<'_>; 2])]) -> R
         ..first.clone()
     };
     let dtype = q.dtype();
-    with_views(&whole, [q], |[q]| {
-        for_narrow!("attention", "q", dtype, T => run::<T>(&whole, q, &caches))
-    })
+    with_views(
+        &whole,
+        [q],
+        |[q]| for_narrow!("attention", "q", dtype, T => run::<T>(&whole, q, &caches)),
+    )
 }
 
 fn run<T: Element>(whole: &Attention, q: View<'_>, caches: &[Cached<'_>]) -> Result<Storage> {
