@@ -321,7 +321,7 @@ fn any_number_of_threads_gives_the_same_codes() -> Result<(), Error> {
         pool.install(|| {
             let (all, _) = run(&x, &vars, Some(GROUP), build).map_err(|e| e.to_string())?;
             let all = all.iter().map(bits).collect::<Result<_, _>>();
-            Ok::<_, String>(all.map_err(|e: Error| e.to_string())?)
+            all.map_err(|e: Error| e.to_string())
         })
         .map_err(Error::from)
     };

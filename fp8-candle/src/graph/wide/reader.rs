@@ -56,7 +56,7 @@ impl Reader {
 pub(crate) enum Heads {
     Exact([Tensor; 3]),
     /// Codes and sizes of q, k and v, and their dtype.
-    Codes([(Fp8Tensor, Vec<usize>); 3], DType),
+    Codes(Box<[(Fp8Tensor, Vec<usize>); 3]>, DType),
 }
 
 impl Heads {
@@ -71,7 +71,7 @@ impl Heads {
                 let value = |(codes, dims): &(Fp8Tensor, Vec<usize>)| -> Result<Tensor> {
                     Ok(codes.dequantize(*dtype)?.reshape(dims.as_slice())?)
                 };
-                let [q, k, v] = codes;
+                let [q, k, v] = &**codes;
                 Ok([value(q)?, value(k)?, value(v)?])
             }
         }
@@ -132,7 +132,7 @@ impl WideNode {
         });
         let codes = [q?, k?, v?];
         codes.iter().for_each(|(codes, _)| self.note_codes(codes));
-        Ok(Heads::Codes(codes, dtype))
+        Ok(Heads::Codes(Box::new(codes), dtype))
     }
 
     fn note_codes(&mut self, codes: &Fp8Tensor) {
