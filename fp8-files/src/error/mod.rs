@@ -2,6 +2,7 @@
 
 mod adapter;
 mod file_kind;
+mod shown;
 
 pub use adapter::AdapterError;
 pub use file_kind::FileKind;
@@ -9,6 +10,7 @@ pub use file_kind::FileKind;
 use crate::atomic::FileError;
 use crate::names::PatternError;
 use crate::spelling::Spelling;
+use shown::{in_file, unmatched};
 use std::path::{Path, PathBuf};
 
 /// An error with the files of a model.
@@ -326,33 +328,6 @@ pub enum Error {
         /// Path of the layer.
         path: String,
     },
-}
-
-/// The end of a message about a file, if it is known.
-fn in_file(path: &Option<PathBuf>) -> String {
-    path.as_ref()
-        .map(|path| format!(", in {}", path.display()))
-        .unwrap_or_default()
-}
-
-/// The first few names of each side.
-fn unmatched(missing: &[String], unused: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let list = |names: &[String], what: &str| {
-        let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`"));
-        let shown = shown.collect::<Vec<_>>().join(", ");
-        match names.len() {
-            0 => None,
-            1..=SHOWN => Some(format!("{shown} {what}")),
-            count => Some(format!("{shown} and {} more {what}", count - SHOWN)),
-        }
-    };
-    let sides = [
-        list(missing, "not in the checkpoint"),
-        list(unused, "in no variable"),
-    ];
-    let sides: Vec<String> = sides.into_iter().flatten().collect();
-    sides.join("; ")
 }
 
 impl Error {
