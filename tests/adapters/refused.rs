@@ -215,6 +215,24 @@ fn files_have_to_be_whole() -> Outcome {
 
 /// Layers that an adapter replaces: the model must have them, in these sizes; only a classifier may be new.
 #[test]
+fn names_of_classes_are_a_list_of_texts() -> Outcome {
+    let base = Base::new("llama");
+    let dir = tempfile::tempdir()?;
+    changed("llama.names", json!({}), dir.path());
+    let path = dir.path().join("adapter_model.safetensors");
+    let tensors = candle_core::safetensors::load(&path, &Device::Cpu)?;
+    for labels in ["cold, warm", "{\"0\": \"cold\"}", "[0, 1]"] {
+        let metadata = HashMap::from([("labels".to_string(), labels.to_string())]);
+        safetensors::serialize_to_file(&tensors, Some(metadata), &path)?;
+        for refusal in refusals(&base, dir.path()) {
+            assert!(refusal.contains("adapter_model.safetensors"), "{refusal}");
+            assert!(refusal.contains("`labels`"), "{refusal}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn replaced_layers_have_to_fit() -> Outcome {
     let cases: [(&str, &str, &str, &[usize], &str); 5] = [
         (

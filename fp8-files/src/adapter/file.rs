@@ -65,14 +65,17 @@ impl AdapterFile {
     ///
     /// # Errors
     /// [`Error::Read`] if a file is missing; [`Error::UnsupportedScheme`] for an adapter of another kind: not LoRA, with `use_dora`,
-    /// with biases, ..; [`AdapterError::Extra`] for saved modules that are no linear layers; and as [`SafetensorsFile::open`].
+    /// with biases, ..; [`AdapterError::Extra`] for saved modules that are not linear layers; [`Error::Json`] for names of classes that
+    /// are not a list of texts; and as [`SafetensorsFile::open`].
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let path = dir.as_ref().join(CONFIG_FILE);
         let mut config = json::parse(&path, &read_text(&path, MAX_CONFIG)?)?;
         let tensors = SafetensorsFile::open(&dir.as_ref().join(TENSORS_FILE))?;
-        let labels = tensors.metadata(LABELS);
-        let labels = labels.and_then(|text| serde_json::from_str(text).ok());
-        config.labels = labels.unwrap_or_default();
+        if let Some(labels) = tensors.metadata(LABELS) {
+            let labels = serde_json::from_str(labels);
+            let what = "the metadata entry `labels`, a list of texts,";
+            config.labels = labels.map_err(|error| Error::json(tensors.path(), what, error))?;
+        }
         let saved = saved(&config, &tensors)?;
         Ok(Self {
             config,
