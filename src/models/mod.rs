@@ -1,4 +1,4 @@
-//! Models that run FP8 checkpoints, and train: the Llama family, mixtures of experts, latent attention, BERT encoders.
+//! Models that run FP8 checkpoints and can be trained: the Llama family, mixtures of experts, latent attention, BERT encoders.
 //!
 //! | item | what it is |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | [`AdapterConfig`] | adapters of low rank (LoRA), which PEFT reads and writes: [`Model::add_adapter`] |
 //! | [`CausalLm`] | a language model as generation uses it |
 //! | [`generate()`], [`generate_text`] | continue prompts, many at once, token by token |
-//! | [`find_codes`] | chooses FP8 codes and scales by the errors of layers on samples |
+//! | [`find_codes`] | chooses FP8 codes and scales that keep the errors of layers on samples small |
 //! | [`Tokenizer`] | text to tokens and back, chats |
 //! | [`gguf`] | GGUF files as models in high precision, and as output |
 //!

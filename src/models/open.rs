@@ -112,8 +112,8 @@ pub fn of_checkpoint(
 /// directory, is for messages.
 ///
 /// # Errors
-/// [`Error::Config`] for a configuration that is missing, belongs to an unknown kind of model, lacks a needed entry, or has fewer
-/// layers than the checkpoint.
+/// [`Error::Config`] for a configuration that is missing, belongs to an unknown kind of model, lacks an entry, or has fewer layers
+/// than the checkpoint.
 pub fn config_of(checkpoint: &Checkpoint, path: impl AsRef<Path>) -> Result<Config> {
     let path = path.as_ref();
     let (path, key, config) = match (checkpoint.config(), checkpoint.params()) {

@@ -23,18 +23,18 @@ pub enum ServingError {
         /// The values that it can have.
         expected: &'static str,
     },
-    /// As many requests wait as may wait: try again later.
-    #[error("{waiting} requests wait already, as many as may wait")]
+    /// The queue is full: try again later.
+    #[error("{waiting} requests are waiting already, the limit of the queue")]
     QueueFull {
-        /// Requests that wait.
+        /// Waiting requests.
         waiting: usize,
     },
-    /// The cache of a request would be larger than those of all requests may be together.
+    /// The cache of one request would exceed the limit for all caches together.
     #[error(
-        "a cache of {tokens} tokens has {bytes} bytes, and all caches together may have {limit}"
+        "a cache of {tokens} tokens takes {bytes} bytes, and the limit for all caches together is {limit}"
     )]
     CacheTooLarge {
-        /// Tokens of the prompt and those that may follow.
+        /// Tokens of the prompt, and those that may follow it.
         tokens: usize,
         /// Bytes of their keys and values.
         bytes: usize,
@@ -43,13 +43,13 @@ pub enum ServingError {
     },
     /// A request needs a tokenizer, and the server has none.
     #[error(
-        "{what} needs a tokenizer, and the server has none: start it with Server::with_tokenizer"
+        "{what} needs a tokenizer, but the server has none: start it with Server::with_tokenizer"
     )]
     NoTokenizer {
         /// What needs it.
         what: &'static str,
     },
-    /// The server was shut down before the request had ended.
+    /// The server was shut down before the request ended.
     #[error("the server was shut down")]
     ShutDown,
     /// The model panicked while it computed a token of this request.

@@ -2,8 +2,8 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`Server`] | takes requests from any thread and computes them together, a token of each at a time |
-//! | [`ServerOptions`] | how many requests run and wait, and what their caches may hold |
+//! | [`Server`] | takes requests from any thread and computes them together, one token of each at a time |
+//! | [`ServerOptions`] | how many requests may run and wait, and how large their caches may be |
 //! | [`Reply`] | the pieces of one request's text as they come; dropping it cancels the request |
 //! | [`Canceller`] | cancels a request from another thread |
 //! | [`ServingError`] | why a request was refused or has ended early |

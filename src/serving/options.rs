@@ -14,12 +14,12 @@ use fp8_core::setters;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// Requests that are computed together; 8 by default, as many as one pass over the weights serves.
+    /// Requests that are computed together; 8 by default, the number that one pass over the weights serves.
     pub max_running: usize,
     /// Requests that may wait for their turn; 64 by default. One more is refused with [`ServingError::QueueFull`].
     pub max_waiting: usize,
-    /// Tokens of prompts that are read between two new tokens of the other requests; 32 by default. More of them make reading a little
-    /// faster, and everything else, a cancellation included, wait longer.
+    /// Tokens of prompts that are read between two new tokens of the other requests; 32 by default. A larger number reads prompts a
+    /// little faster, but everything else, including a cancellation, waits longer.
     pub prompt_part: usize,
     /// Bytes that the keys and values of all running requests may hold together, each counted at its largest possible length;
     /// without a limit by default. A request waits until there is room for it.

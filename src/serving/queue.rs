@@ -1,17 +1,17 @@
-//! Requests that wait, between the callers' threads and the server's.
+//! Waiting requests, between the callers' threads and the server's.
 
 use super::error::ServingError;
 use super::request::Request;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What a server does at one moment.
+/// What a server is doing at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerLoad {
-    /// Requests that wait for their turn.
+    /// Requests that are waiting for their turn.
     pub waiting: usize,
-    /// Requests that are computed.
+    /// Requests that are being computed.
     pub running: usize,
     /// Bytes counted for the caches of running requests, see [`ServerOptions::max_cache_bytes`](super::ServerOptions::max_cache_bytes).
     pub cache_bytes: usize,
@@ -20,11 +20,11 @@ pub struct ServerLoad {
 /// Whether a server takes requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It does.
+    /// Yes.
     Open,
-    /// It does not, and ends when it has answered those that it has.
+    /// No; it ends once it has answered the requests that it has.
     Draining,
-    /// It does not, and ends now.
+    /// No; it ends now.
     Closed,
 }
 
@@ -75,17 +75,17 @@ impl Queue {
         }
     }
 
-    /// The state, for a moment: no model runs under this lock, and a panic leaves nothing half-done.
+    /// Locks the state for a moment: no model runs under this lock, and a panic leaves nothing half-done.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails if no more requests are taken.
+    /// Fails if the server takes no more requests.
     pub(super) fn check_open(&self) -> Result<(), ServingError> {
         self.lock().check_open()
     }
 
-    /// Adds a request, unless `most` wait already.
+    /// Adds a request, unless `most` are waiting already.
     pub(super) fn push(&self, request: Request, most: usize) -> Result<(), ServingError> {
         let mut state = self.lock();
         state.check_open()?;
@@ -101,7 +101,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until there is a request or the server is to end.
+    /// Waits until there is a request or the server has to end.
     pub(super) fn wait(&self) {
         let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
         drop(

@@ -1,4 +1,4 @@
-//! The way back to a caller.
+//! The channel back to a caller.
 
 use super::error::ServingError;
 use super::waiting::wait_for;
@@ -34,7 +34,7 @@ pub struct Reply {
 pub struct Canceller(Arc<AtomicBool>);
 
 impl Canceller {
-    /// Asks the server to end the request after the token that is under way. A request that has ended is not changed.
+    /// Asks the server to end the request after the token that is being computed. Does nothing to a request that has ended.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -45,8 +45,8 @@ impl Canceller {
 }
 
 impl Reply {
-    /// Ends the request early. Pieces that have been made already still come, and then one with [`FinishReason::Stopped`], unless the request
-    /// has ended before.
+    /// Ends the request early. Pieces that are finished already still arrive, followed by one with [`FinishReason::Stopped`], unless the
+    /// request has ended by then.
     pub fn cancel(&self) {
         self.canceller.cancel();
     }
@@ -81,7 +81,7 @@ impl Iterator for Reply {
         if self.ended {
             return None;
         }
-        // The other side never goes without a last message.
+        // The other side never ends without a last message.
         let gone = || Err(ServingError::ShutDown);
         let piece = wait_for(
             || self.pieces.recv().unwrap_or_else(|_| gone()),
@@ -137,7 +137,7 @@ impl Outlet {
             return;
         }
         self.ended = !matches!(&message, Ok(piece) if piece.finish.is_none());
-        // A caller who has gone wants nothing more, and has cancelled by that.
+        // A caller that has gone has thereby cancelled the request.
         let _ = self.pieces.send(message);
     }
 }

@@ -1,10 +1,10 @@
-//! A request while it waits, and while it runs.
+//! A request, first waiting and then running.
 
 use super::error::ServingError;
 use super::reply::{Outlet, Piece};
 use crate::models::{Ends, FinishReason, GenerationOptions, KvCache, Row, TextStream, Tokenizer};
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) prompt: Vec<u32>,
@@ -16,7 +16,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Ends it for its caller.
+    /// Ends the request at its caller's wish.
     pub(super) fn stop(&mut self) {
         self.outlet.send(Ok(Piece {
             token: None,
@@ -31,18 +31,18 @@ impl Request {
     }
 }
 
-/// A request that runs.
+/// A running request.
 pub(super) struct Running<'t> {
     row: Row,
     pub(super) cache: KvCache,
     /// Tokens of the prompt.
     prompt: usize,
-    /// Those of them that are in the cache.
+    /// How many of them are in the cache.
     read: usize,
     text: Option<TextStream<'t>>,
     pub(super) outlet: Outlet,
     pub(super) bytes: usize,
-    /// Its last message has been sent.
+    /// Whether its last message has been sent.
     pub(super) ended: bool,
 }
 
@@ -71,7 +71,7 @@ impl<'t> Running<'t> {
         &self.row.ids[self.read..self.prompt.min(self.read.saturating_add(most))]
     }
 
-    /// Counts tokens of the prompt that are in the cache now. True if these were the last ones.
+    /// Counts tokens of the prompt that have entered the cache. True if these were the last ones.
     pub(super) fn count_read(&mut self, tokens: usize) -> bool {
         self.read += tokens;
         self.read == self.prompt
@@ -82,12 +82,12 @@ impl<'t> Running<'t> {
         self.read == self.prompt
     }
 
-    /// The token that the model has not seen yet.
+    /// The newest token, which the model has not seen yet.
     pub(super) fn last(&self) -> u32 {
         self.row.ids[self.row.ids.len() - 1]
     }
 
-    /// Chooses the next token and sends what it adds.
+    /// Chooses the next token and sends the text that it adds.
     pub(super) fn choose(&mut self, logits: Vec<f32>) {
         let message = self.piece(logits);
         self.ended = !matches!(&message, Ok(piece) if piece.finish.is_none());

@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 /// Computes the requests of many callers together, on a thread of its own.
 ///
 /// Requests join and leave between tokens: every running request gets a token from each pass over the model, and the parts of new
-/// prompts are read in between. Each request has its own [`GenerationOptions`] and its own cache, and gets the tokens that it gets
-/// alone: see [the guide](crate::guide::serving) for what that needs. Callers on any threads share a server by reference.
+/// prompts are read in between. Each request has its own [`GenerationOptions`] and its own cache, and gets the tokens that it would
+/// get alone: [the guide](crate::guide::serving) says under which conditions. Callers on any threads share a server by reference.
 ///
 /// ```
 /// # use candle_core::{DType, Device};
@@ -58,7 +58,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// A server of tokens.
+    /// A server without a tokenizer: prompts and replies are tokens.
     ///
     /// # Errors
     /// If an option is invalid, the model has no caches, or no thread can be started.
@@ -69,7 +69,7 @@ impl Server {
         Self::new(model, None, options)
     }
 
-    /// A server of text: pieces have text, stop texts end a request, and so do the end tokens of the tokenizer.
+    /// A server with a tokenizer: pieces have text, and stop texts and the tokenizer's end tokens end a request.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -175,7 +175,7 @@ impl Server {
         self.submit(tokenizer.encode(text, true)?, options)
     }
 
-    /// What the server does at this moment.
+    /// What the server is doing at this moment.
     pub fn load(&self) -> ServerLoad {
         let state = self.queue.lock();
         let (running, cache_bytes) = state.running;
@@ -186,7 +186,7 @@ impl Server {
         }
     }
 
-    /// Refuses new requests, answers those that wait and run, and ends the server. Returns when all is done.
+    /// Refuses new requests, finishes the waiting and running ones, and ends the server. Returns when all is done.
     pub fn drain(&self) {
         self.end(Phase::Draining);
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// How long a worker sleeps when there is nothing else to do.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The result of `wait`, which blocks. On a worker of rayon that of `poll`, asked again and again: the model computes on these workers, so
-/// one that blocked might wait for itself. In between it does their work.
+/// The result of `wait`, which blocks. A worker of rayon calls `poll` again and again instead, and does other tasks of its pool in between:
+/// the model computes on these workers, so a blocked one might wait for itself.
 pub(super) fn wait_for<T>(wait: impl FnOnce() -> T, mut poll: impl FnMut() -> Option<T>) -> T {
     if rayon::current_thread_index().is_none() {
         return wait();

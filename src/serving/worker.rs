@@ -27,7 +27,7 @@ pub(super) fn run(
     while worker.turn() {}
 }
 
-/// Closes the queue when the thread ends, however it ends: nothing may wait for it any more.
+/// Closes the queue when the thread ends, even by a panic, so that nobody waits for it any more.
 struct Closing<'a>(&'a Queue);
 
 impl Drop for Closing<'_> {
@@ -38,7 +38,7 @@ impl Drop for Closing<'_> {
             state.running = (0, 0);
             std::mem::take(&mut state.waiting)
         };
-        // Outside of the lock: each is told on being dropped.
+        // Outside the lock: dropping a request sends its last message.
         drop(waiting);
     }
 }
@@ -54,7 +54,7 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// Lets requests in, reads a part of a prompt, and makes a token of every request. False at the end.
+    /// Admits requests, reads parts of prompts, and makes a token of every request. False when the server ends.
     fn turn(&mut self) -> bool {
         if self.running.is_empty() {
             self.queue.wait();
@@ -76,7 +76,7 @@ impl Worker<'_> {
         true
     }
 
-    /// Lets waiting requests in, in the order in which they came, as long as there is room for the first one.
+    /// Admits waiting requests in the order in which they came, as long as there is room for the first one.
     fn admit(&mut self) -> Phase {
         loop {
             let request = {
@@ -114,7 +114,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Tells the queue what runs.
+    /// Tells the queue which requests run.
     fn count(&self) {
         let bytes = self.running.iter().map(|request| request.bytes);
         let bytes = bytes.fold(0, usize::saturating_add);
@@ -126,8 +126,8 @@ impl Worker<'_> {
         self.count();
     }
 
-    /// Reads parts of prompts, of as many tokens together as one part may have. How a prompt is cut into parts depends on nothing
-    /// else, so that neither does its result.
+    /// Reads parts of prompts, with at most as many tokens together as one part may have. How a prompt is cut into parts depends on its
+    /// length alone, so its result does not depend on other requests.
     fn read_prompts(&mut self) {
         let count = self.running.len();
         let mut room = self.options.prompt_part;

@@ -1,4 +1,4 @@
-//! Models of files whose parameters are variables.
+//! Models opened from files, with variables as parameters.
 
 use super::error::{Error, Result};
 use super::initial::draw;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-/// A model of a file, with all of its parameters as variables: FP8 weights are dequantized.
+/// A model opened from a file, with all of its parameters as variables; FP8 weights are dequantized.
 pub struct TrainableModel {
     /// The model.
     pub model: Model,
@@ -42,8 +42,8 @@ impl TrainableModel {
         Self::of(source, &config, dtype, device)
     }
 
-    /// [`TrainableModel::open`] for an encoder that shall tell these classes apart. A classifier of the file is trained on if it has the
-    /// same classes; otherwise it is new, drawn by `seed`, and so is the pooler if the file has none.
+    /// [`TrainableModel::open`] for an encoder that will predict these classes. If the file has a classifier of the same classes, training
+    /// continues from it; otherwise the classifier is new, drawn by `seed`, and so is the pooler if the file has none.
     ///
     /// # Errors
     /// As [`models::open`](crate::models::open()), and [`Error::Objective`] for a language model.
@@ -127,14 +127,14 @@ impl TrainableModel {
         let model = Model::new(config, VarBuilder::from_varmap(&vars, dtype, device))?;
         let used = used_tensors(&model);
         let mut kept = locked(&vars)?;
-        // A parameter that the model has asked for and the file does not have would begin with random numbers.
+        // A parameter that the model asks for but the file lacks would begin with random numbers.
         let missing = kept.keys().filter(|name| !all.contains_key(*name));
         let missing: HashSet<String> = missing.cloned().collect();
         if let Some(name) = missing.iter().find(|name| !may_miss(name)) {
             let (tensor, place) = (name.clone(), "the model's file".into());
             return Err(crate::FilesError::MissingTensor { tensor, place }.into());
         }
-        // The correction of a router's choice is not learned by gradients.
+        // A router's correction bias is not learned by gradients.
         let learns = |name: &String| !name.ends_with("e_score_correction_bias");
         kept.retain(|name, var| learns(name) && used.contains(&var.as_tensor().id()));
         drop(kept);

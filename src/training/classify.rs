@@ -1,4 +1,4 @@
-//! To classify texts.
+//! The objective of classifying texts.
 
 use super::data::{Dataset, Task};
 use super::encoder::{encoder, hits, inputs};
@@ -18,10 +18,10 @@ pub struct Classify {
 }
 
 impl Classify {
-    /// Steps of so many texts of `data`.
+    /// Steps of `rows` texts of `data`.
     ///
     /// # Errors
-    /// [`Error::Setting`] without a row; [`Error::Objective`] for data of another task.
+    /// [`Error::Setting`] if `rows` is 0; [`Error::Objective`] for data of another task.
     pub fn new(data: Dataset, rows: usize) -> Result<Self> {
         let expected = "data of `Task::Classification`";
         let batches = Batches::new(data, rows, Task::Classification, OBJECTIVE, expected)?;

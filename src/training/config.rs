@@ -24,9 +24,9 @@ pub struct TrainerConfig {
     pub schedule: LrSchedule,
     /// The optimizer; its learning rate is that of the schedule.
     pub optimizer: AdamWConfig,
-    /// How linear layers compute; None for high precision.
+    /// The recipe of linear layers; None for high precision.
     pub recipe: Option<Recipe>,
-    /// Which layers, and other recipes for some.
+    /// Which layers follow it, and other recipes for some of them.
     pub prepare: PrepareOptions,
     /// Parts of a batch whose gradients are computed one after the other and added.
     pub micro_batches: usize,

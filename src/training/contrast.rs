@@ -1,4 +1,4 @@
-//! To embed queries near the texts that belong to them.
+//! The objective of embedding queries near the texts that belong to them.
 
 use super::data::{Dataset, Task};
 use super::encoder::{encoder, hits, inputs};
@@ -11,10 +11,10 @@ use candle_core::Tensor;
 
 const OBJECTIVE: &str = "embed texts";
 
-/// Tells the text that belongs to a query from all other texts of its batch, by the cosines of their embeddings: the mean cross entropy of
-/// cosine / temperature over the positive and negative texts of the batch, where a query's target is its own positive text.
+/// Finds the text that belongs to a query among all texts of its batch, by the cosines of their embeddings. The loss is the mean cross
+/// entropy of cosine / temperature over the positive and negative texts of the batch; a query's target is its own positive text.
 ///
-/// A part of a batch is a batch of its own here: with micro-batches a query sees fewer texts that do not belong to it.
+/// With micro-batches, each part is a batch of its own, so a query is compared with fewer texts of other queries.
 #[derive(Debug)]
 pub struct Contrast {
     batches: Batches,
@@ -26,7 +26,7 @@ impl Contrast {
     /// Steps of so many queries of `data`, each with its text or texts; a temperature of 0.05, the mean over tokens.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a single query without a negative text, which would have nothing to be told from; [`Error::Objective`]
+    /// [`Error::Setting`] for a single query without a negative text, which would have no other text to compare with; [`Error::Objective`]
     /// for data of another task.
     pub fn new(data: Dataset, rows: usize) -> Result<Self> {
         let expected = "data of `Task::Embedding`";
@@ -46,7 +46,7 @@ impl Contrast {
         })
     }
 
-    /// Sets what cosines are divided by.
+    /// Sets the temperature, by which cosines are divided.
     ///
     /// # Errors
     /// [`Error::Setting`] unless it is positive and finite.
@@ -132,7 +132,7 @@ impl Objective<Model> for Contrast {
         rows.tokens()
     }
 
-    /// Without a last batch of a single query, which would have nothing to be told from.
+    /// Leaves out a last batch of a single query, which would have no other text to compare with.
     fn validation_batches(&self) -> usize {
         let count = self.batches.validation_batches();
         match count.checked_sub(1) {
@@ -151,7 +151,7 @@ impl Objective<Model> for Contrast {
     }
 }
 
-/// Whether a query has another text beside its own.
+/// Whether a query has another text to compare its own with.
 fn is_choice(rows: &Rows) -> bool {
     let group = rows.batch.group;
     rows.batch.rows / group * (group - 1) >= 2

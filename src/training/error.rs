@@ -46,7 +46,7 @@ pub enum Error {
         /// What was expected.
         expected: &'static str,
     },
-    /// A loss is Inf or NaN, or too many gradients in a row were.
+    /// A loss is Inf or NaN, or the gradients of too many steps in a row were.
     #[error(
         "{name}: {what} in step {step} is not finite; Inf or NaN came first from {origin}; {}",
         last_checkpoint(.checkpoint)
@@ -60,10 +60,10 @@ pub enum Error {
         what: NotFinite,
         /// The layer and operand, or the parameter, where it was first seen.
         origin: String,
-        /// The last checkpoint, which was saved before that, and its step.
+        /// The last checkpoint before that, and its step.
         checkpoint: Option<(PathBuf, u64)>,
     },
-    /// Parameters are trained that the loss does not depend on.
+    /// The loss does not depend on some of the trained parameters.
     #[error("{name}: no gradient reached {}", parameters.join(", "))]
     NoGradient {
         /// The run.
@@ -79,12 +79,12 @@ pub enum Error {
         /// What that takes.
         expected: &'static str,
     },
-    /// A model has other classes than its data.
+    /// The classes of a model differ from those of its data.
     #[error("the data has the classes {data}, the model {}", classes(.model))]
     Labels {
-        /// Those of the model.
+        /// The classes of the model.
         model: String,
-        /// Those of the data.
+        /// The classes of the data.
         data: String,
     },
     /// No micro-batch of a step has a token or a label to learn from.
@@ -132,7 +132,7 @@ pub enum Error {
     },
 }
 
-/// What ends a run by being Inf or NaN.
+/// What was Inf or NaN and ended a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotFinite {
@@ -140,7 +140,7 @@ pub enum NotFinite {
     Loss,
     /// The loss of a validation.
     Validation,
-    /// The gradients of so many steps in a row, which were skipped.
+    /// The gradients of this many steps in a row, which were skipped.
     Gradients(u32),
 }
 

@@ -49,7 +49,7 @@ impl RunFolder {
     ) -> Result<Self> {
         let folder = Self { path: path.into() };
         let mut own = vec![SETTINGS, METRICS, SUMMARY, LOSSES, STATS, CHECKPOINTS];
-        // Without a run, folders of these names are somebody else's.
+        // Without a run, folders of these names belong to something else.
         if folder.path.join(SETTINGS).exists() {
             own.extend(RESULTS);
         }
@@ -71,7 +71,7 @@ impl RunFolder {
             removed.map_err(Error::io(path, "remove it"))?;
         }
         fs::create_dir_all(&folder.path).map_err(Error::io(&folder.path, "create it"))?;
-        // First of all: a run that is killed here can be resumed.
+        // Written first, so that a run that is killed here can be resumed.
         write_json(&folder.path.join(SETTINGS), settings)?;
         folder.make_checkpoints()?;
         Ok(folder)
@@ -115,13 +115,13 @@ impl RunFolder {
         })
     }
 
-    /// The file of the checkpoints of the run `name`.
+    /// The checkpoint file of the run `name`.
     pub fn checkpoint(&self, name: &str) -> PathBuf {
         let path = self.path.join(CHECKPOINTS);
         path.join(format!("{name}.safetensors"))
     }
 
-    /// The metrics, with the lines of the run `name` up to its step `done`; later ones will be repeated. Also drops their statistics.
+    /// The metrics, with the lines of the run `name` up to its step `done`. Drops later lines, and their statistics, since those steps will be repeated.
     ///
     /// # Errors
     /// If the files cannot be read or written.

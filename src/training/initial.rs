@@ -64,7 +64,7 @@ fn in_order(vars: &VarMap, mut set: impl FnMut(&str, &Var) -> Result<()>) -> Res
     (names.into_iter()).try_for_each(|(name, var)| set(name, var))
 }
 
-/// Sets uniform numbers between -`bound` and `bound`, which are other ones for each `place`.
+/// Sets uniform numbers between -`bound` and `bound`, different ones for each `place`.
 fn uniform(var: &Var, seed: u64, place: [u32; 2], bound: f32) -> Result<()> {
     let count = var.elem_count();
     let key = [seed as u32, (seed >> 32) as u32];

@@ -1,4 +1,4 @@
-//! To predict the next token.
+//! The objective of predicting the next token.
 
 use super::data::{Batch, Dataset, IGNORED, Task};
 use super::error::{Error, Result};
@@ -16,10 +16,10 @@ pub struct NextToken {
 }
 
 impl NextToken {
-    /// Steps of so many rows of `data`.
+    /// Steps of `rows` rows of `data`.
     ///
     /// # Errors
-    /// [`Error::Setting`] without a row; [`Error::Objective`] for data of another task.
+    /// [`Error::Setting`] if `rows` is 0; [`Error::Objective`] for data of another task.
     pub fn new(data: Dataset, rows: usize) -> Result<Self> {
         let expected = "data of `Task::LanguageModel`";
         let batches = Batches::new(data, rows, Task::LanguageModel, OBJECTIVE, expected)?;
@@ -60,7 +60,7 @@ impl Objective<Model> for NextToken {
         rows.batch.predicted()
     }
 
-    /// Experts: a batch may send them no token.
+    /// A batch may send no token to an expert.
     fn may_be_idle(&self, parameter: &str) -> bool {
         parameter.contains(".experts.")
     }

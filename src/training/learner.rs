@@ -1,4 +1,4 @@
-//! What the loop drives.
+//! The interface of what the loop drives.
 
 use super::error::Error;
 use crate::StatsReport;
@@ -21,7 +21,7 @@ pub trait Learner {
     /// If the step fails; the number of finished steps is then unchanged.
     fn train_step(&mut self) -> Result<(), Self::Error>;
 
-    /// The results of the steps since the last call; none if there was no step. The loop calls it until then.
+    /// Results of steps since the last call. The loop calls this until it returns none.
     ///
     /// # Errors
     /// If a loss is not finite, once the steps before have been returned, or the device fails.
@@ -38,7 +38,7 @@ pub trait Learner {
     /// If the model fails.
     fn validate(&mut self) -> Result<Option<f64>, Self::Error>;
 
-    /// The share of targets that the last validation found predicted right; None, the default, where that is not counted.
+    /// The share of targets that the last validation found predicted correctly; None, the default, if that is not counted.
     fn accuracy(&self) -> Option<f64> {
         None
     }
@@ -46,7 +46,7 @@ pub trait Learner {
     /// Writes a checkpoint.
     ///
     /// # Errors
-    /// If it cannot be written; the last one is then still there.
+    /// If it cannot be written; the previous one then still exists.
     fn save(&mut self) -> Result<(), Self::Error>;
 
     /// Statistics of the casts of the last step, if it was measured. None by default.

@@ -29,7 +29,7 @@ pub enum Line {
         train_loss: f64,
         /// The learning rate, if it is known.
         lr: Option<f64>,
-        /// The norm of the gradients; None where it was not finite, and the step was skipped.
+        /// The norm of the gradients; None if it was not finite, so the step was skipped.
         grad_norm: Option<f64>,
         /// Its duration in milliseconds, if it is known.
         step_ms: Option<f64>,
@@ -42,7 +42,7 @@ pub enum Line {
         step: u64,
         /// The mean loss over held-out data.
         val_loss: f64,
-        /// The share of targets that were predicted right, where that is counted.
+        /// The share of targets that were predicted correctly, if that is counted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         accuracy: Option<f64>,
     },

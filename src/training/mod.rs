@@ -5,10 +5,10 @@
 //! | [`Trainer`] | a model, its optimizer and its recipe; makes steps, validates, saves, resumes |
 //! | [`TrainerConfig`] | steps, schedule, optimizer, recipe, micro-batches |
 //! | [`Objective`] | what is learned: batches and their loss |
-//! | [`TrainableModel`], [`Trained`] | a model of a file with variables as parameters; the file of its trained values |
+//! | [`TrainableModel`], [`Trained`] | a model opened from a file, with variables as parameters; the source that writes its trained values |
 //! | [`Dataset`] | batches of text files, chats and labelled texts |
 //! | [`NextToken`] | the objective of language models |
-//! | [`Classify`], [`Contrast`] | those of encoders: labels of texts, embeddings of queries and their texts |
+//! | [`Classify`], [`Contrast`] | the objectives of encoders: labels of texts, embeddings of queries and their texts |
 //! | [`train`] | drives one or several [`Learner`]s, taking turns, until the last step or a stop |
 //! | [`RunFolder`], [`Metrics`] | the files of a run: checkpoints, `metrics.jsonl`, `summary.json`, `loss.svg` |
 //!

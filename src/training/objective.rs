@@ -14,7 +14,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// The part with this number, from 0, of so many.
+    /// Part `number` of `count`, counted from 0.
     pub fn new(index: usize, count: usize) -> Self {
         Self { index, count }
     }
@@ -31,17 +31,17 @@ impl Part {
 pub struct Measured {
     /// The mean loss over its targets, a scalar.
     pub loss: Tensor,
-    /// How many targets were predicted right; None where that is not counted.
+    /// How many targets were predicted correctly; None if that is not counted.
     pub hits: Option<usize>,
 }
 
 impl Measured {
-    /// A loss alone.
+    /// A loss without a count.
     pub fn new(loss: Tensor) -> Self {
         Self { loss, hits: None }
     }
 
-    /// Adds the number of targets that were predicted right.
+    /// Adds the number of targets that were predicted correctly.
     pub fn with_hits(mut self, hits: usize) -> Self {
         self.hits = Some(hits);
         self
@@ -78,14 +78,14 @@ pub trait Objective<M> {
     /// How many targets the loss is the mean of, which is the weight of a micro-batch in its step. Batches without targets are left out.
     fn targets(&self, batch: &Self::Batch) -> usize;
 
-    /// Whether a batch may leave this parameter without a gradient, as an expert that gets no token. No by default: a parameter without a
-    /// gradient in the first step is then an error.
+    /// Whether a batch may leave this parameter without a gradient, such as that of an expert that gets no token. No by default: a parameter
+    /// without a gradient in the first step is then an error.
     fn may_be_idle(&self, parameter: &str) -> bool {
         let _ = parameter;
         false
     }
 
-    /// How many tokens, or other inputs, the batch has; for speeds.
+    /// How many tokens, or other inputs, the batch has, to compute the speed.
     fn tokens(&self, batch: &Self::Batch) -> usize;
 
     /// The number of batches of a validation; 0, the default, without held-out data.
@@ -105,7 +105,7 @@ pub trait Objective<M> {
     fn fingerprint(&self) -> String;
 }
 
-/// An objective that is chosen when a program runs.
+/// An objective that is chosen at run time.
 impl<M, T: Objective<M> + ?Sized> Objective<M> for Box<T> {
     type Batch = T::Batch;
 

@@ -1,11 +1,11 @@
-//! How a run tells what it does, and how it is told to stop.
+//! How a run reports its progress, and how it is asked to stop.
 
 use super::learner::StepRecord;
 use crate::StatsReport;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A request to stop after the current step, shared between a run and whoever may stop it, such as a handler of Ctrl-C.
+/// A request to stop after the current step, shared between a run and its caller, such as a handler of Ctrl-C.
 ///
 /// ```
 /// use fp8::training::Stop;
@@ -42,11 +42,11 @@ pub struct Progress<'a> {
     pub steps: u64,
     /// The results of the last step that was read.
     pub last: Option<&'a StepRecord>,
-    /// The share of targets that the last validation found predicted right, where that is counted.
+    /// The share of targets that the last validation found predicted correctly, if that is counted.
     pub accuracy: Option<f64>,
 }
 
-/// Is told what a run does. Every method does nothing by default.
+/// Receives the events of a run. Every method does nothing by default.
 pub trait Events {
     /// A step has ended.
     fn stepped(&mut self, progress: &Progress<'_>) {

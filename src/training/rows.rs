@@ -18,7 +18,7 @@ impl Rows {
     }
 }
 
-/// A dataset in batches of so many rows, or groups of rows.
+/// A dataset in batches of a number of rows, or of groups of rows.
 #[derive(Debug)]
 pub(super) struct Batches {
     pub(super) data: Dataset,
@@ -28,7 +28,7 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    /// Fails unless the data are for `task`; `objective` and `expected` are for the message.
+    /// Fails unless the data are for `task`; `objective` and `expected` go into the message.
     pub(super) fn new(
         data: Dataset,
         rows: usize,

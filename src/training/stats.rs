@@ -34,8 +34,8 @@ pub fn append_stats(
         .map_err(Error::io(path, "append to it"))
 }
 
-/// Drops the lines that `keep` does not accept, by their run and step: those of steps that a resumed run will repeat. A file that is not
-/// there stays so.
+/// Drops the lines that `keep` does not accept, by their run and step: those of steps that a resumed run will repeat. Does nothing if
+/// there is no file.
 ///
 /// # Errors
 /// If the file cannot be read or written.

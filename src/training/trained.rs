@@ -1,4 +1,4 @@
-//! The file of trained values.
+//! A model's files with trained values.
 
 use super::error::Result;
 use super::vars::locked;
@@ -9,11 +9,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// A model's file with other values for some of its tensors, to be written by [`rewrite`](crate::rewrite): with
-/// [`dequantize`](crate::rewrite::dequantize) in high precision, with [`quantize`](crate::rewrite::quantize) in FP8.
+/// A model's files with other values for some tensors, as the source of a [`rewrite`](crate::rewrite):
+/// [`dequantize`](crate::rewrite::dequantize) writes it in high precision, [`quantize`](crate::rewrite::quantize) in FP8.
 ///
-/// Tensors without a variable, which the model does not use, keep their values. Variables that the file does not have, such as those of a
-/// new classifier, are tensors too; [`rewrite::Classifier`](crate::rewrite::Classifier) gives the file its names and its configuration.
+/// Tensors without a variable, which the model does not use, keep their values. Variables that the file lacks, such as those of a
+/// new classifier, are added as tensors; [`rewrite::Classifier`](crate::rewrite::Classifier) gives the file its names and its configuration.
 pub struct Trained<'a> {
     source: &'a dyn Source,
     values: BTreeMap<String, Tensor>,

@@ -60,14 +60,14 @@ impl TurnOptions {
 /// How [`train`] ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// With the last step.
+    /// After the last step.
     Finished,
-    /// By a [`Stop`].
+    /// At a [`Stop`].
     Stopped,
 }
 
-/// Trains every learner up to the last step. They take turns step by step, so that their times compare; those behind, in a job that was
-/// killed between two checkpoints, catch up first. Each step goes to `metrics`. The last checkpoint, of the last step or of the step at which it was
+/// Trains every learner up to the last step. They take turns step by step, so that their times can be compared. After a kill between two
+/// checkpoints, learners that are behind catch up first. Each step goes to `metrics`. The last checkpoint, of the last step or of the step at which it was
 /// stopped, is written too.
 ///
 /// # Errors
@@ -129,14 +129,14 @@ fn least_step<L: Learner>(learners: &[L]) -> Option<u64> {
     learners.iter().map(L::step).min()
 }
 
-/// Writes the steps that have not been read yet, and returns the last of them.
+/// Reads and writes the outstanding steps, and returns the last of them.
 fn read<L: Learner>(
     learner: &mut L,
     metrics: &mut Metrics,
 ) -> Result<Option<StepRecord>, L::Error> {
     let mut last = None;
     loop {
-        // A learner that fails reports the steps before first.
+        // A learner that fails first reports the steps before.
         let records = learner.read_steps()?;
         for record in &records {
             metrics.push_step(learner.name(), record)?;

@@ -1,4 +1,4 @@
-//! What a model family shows of itself to adapters.
+//! What a model family provides for adapters.
 
 use super::Adapters;
 use crate::models::error::Result;
@@ -17,16 +17,16 @@ pub(crate) trait Host {
     /// The linear layers, in the order of the model.
     fn projections(&mut self) -> Vec<&mut Projection>;
 
-    /// Takes the gradient from all parameters, those of the linear layers included.
+    /// Detaches all parameters, including those of the linear layers, so that they get no gradient.
     fn freeze(&mut self);
 
-    /// Whether [`Host::make_room`] makes a layer for this one, of whatever classes.
+    /// Whether [`Host::make_room`] can make this layer, for any classes.
     fn takes(&self, saved: &SavedLayer) -> bool {
         let _ = saved;
         false
     }
 
-    /// Makes the layers that an adapter replaces, where the model could have them and does not; `labels` name their classes.
+    /// Makes the layers that an adapter replaces, where the model could have them but does not; `labels` names their classes.
     fn make_room(&mut self, saved: &[SavedLayer], labels: &[String]) -> Result<()> {
         let _ = (saved, labels);
         Ok(())
@@ -41,7 +41,7 @@ pub(crate) trait Host {
     /// The device that it computes on.
     fn device(&self) -> &Device;
 
-    /// How a new adapter names the layers: as the class of transformers for the task does.
+    /// How a new adapter names the layers: as the class of transformers for this task does.
     fn naming(&self) -> Naming {
         Naming::Same
     }

@@ -1,4 +1,4 @@
-//! What can be done with the adapters of a model.
+//! The operations on the adapters of a model.
 
 use super::Host;
 use super::slots::Adapter;
@@ -153,7 +153,7 @@ impl Held {
 
 fn read(host: &mut dyn Host, dir: &Path) -> Result<Read> {
     let file = AdapterFile::open(dir)?;
-    // Once all is known to fit, the model gets the layers that it could have and lacks.
+    // Only after all checks does the model get the layers that it could have but lacks.
     check(host, &file)?;
     host.make_room(file.saved(), &file.config().labels)?;
     let all = layers(host);
@@ -256,7 +256,7 @@ pub(crate) fn load_trainable(
     add_to(host, name, &read.config, read.naming, layers, vb)
 }
 
-/// Makes an adapter the active one; None: none.
+/// Makes an adapter the active one, or none.
 pub(crate) fn set(host: &mut dyn Host, name: Option<&str>) -> Result<()> {
     let adapters = host.adapters();
     let seed = adapters.seed.clone();
@@ -294,7 +294,7 @@ pub(crate) fn save(host: &dyn Host, name: &str, dir: &Path) -> Result<()> {
     let mut config = adapter.config.clone();
     let naming = adapter.naming;
     if config.targets == Targets::AllLinear {
-        // As PEFT: its own model may have linear layers that this one lacks.
+        // As in PEFT, whose model may have linear layers that this one lacks.
         config.targets = Targets::names(adapter.updates.keys().map(|path| naming.of(path)));
     }
     config.task = config.task.or_else(|| Some(host.task().to_string()));

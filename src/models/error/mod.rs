@@ -52,12 +52,12 @@ pub enum Error {
         /// What was expected.
         expected: String,
     },
-    /// An encoder without a classifier was to classify.
+    /// An encoder without a classifier was asked to classify.
     #[error("the model has no classifier: it gives features of texts")]
     NoClassifier,
-    /// An adapter classifies by other classes than the model.
+    /// The classes of an adapter differ from those of the model.
     #[error(
-        "the model classifies by {model}, and the adapter by {adapter}: `remove_classifier` makes room for another classifier"
+        "the model has the classes {model}, and the adapter has {adapter}: `remove_classifier` makes room for another classifier"
     )]
     OtherClasses {
         /// Names of the model's classes.
@@ -65,7 +65,7 @@ pub enum Error {
         /// Names of the adapter's classes, or their number.
         adapter: String,
     },
-    /// A model holds no adapter of a name.
+    /// A model holds no adapter of this name.
     #[error("there is no adapter `{name}`; there are: {adapters}")]
     NoAdapter {
         /// The name.
@@ -73,8 +73,8 @@ pub enum Error {
         /// The names of those that it holds.
         adapters: String,
     },
-    /// A model holds an adapter of this name already.
-    #[error("there is an adapter `{name}` already")]
+    /// A model already holds an adapter of this name.
+    #[error("there is already an adapter `{name}`")]
     AdapterExists {
         /// The name.
         name: String,
@@ -86,9 +86,9 @@ pub enum Error {
     CacheFull {
         /// Tokens in the cache.
         len: usize,
-        /// Tokens to come.
+        /// Tokens to add.
         tokens: usize,
-        /// Room.
+        /// Tokens that it can hold.
         capacity: usize,
     },
     /// Not enough memory for a cache.
@@ -109,7 +109,7 @@ pub enum Error {
         /// The call's.
         expected: String,
     },
-    /// Samples for a search are not fit for it.
+    /// The samples cannot be used for a search.
     #[error("samples to search on: {reason}")]
     Samples {
         /// What is wrong with them.

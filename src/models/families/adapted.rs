@@ -9,8 +9,8 @@ use std::path::Path;
 
 /// # Adapters
 ///
-/// Updates of low rank (LoRA) beside the linear layers. A model holds any number of them on one base, by name, and adds the active one's
-/// updates. With none active it computes exactly what it computed before.
+/// An adapter is a set of low-rank updates (LoRA) beside the linear layers. A model holds any number of adapters, by name, on one base, and
+/// adds the updates of the active one. With no active adapter it computes exactly what it computed before.
 impl Model {
     fn host(&self) -> &dyn Host {
         match self {
@@ -28,7 +28,7 @@ impl Model {
 
     /// Adds a new adapter and makes it the active one. Its matrices are variables of `vb` under PEFT's names
     /// (`base_model.model.{path}.lora_A.weight`), which get gradients. A new A is drawn uniformly, a new B is zero, so that training
-    /// begins with the base. The base, FP8 codes or high precision, gets no gradients from then on. Returns the paths of the layers.
+    /// begins with the base. From then on the base, in FP8 or high precision, gets no gradients. Returns the paths of the layers.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -83,7 +83,7 @@ impl Model {
         adapters::load(self.host_mut(), name, dir.as_ref())
     }
 
-    /// [`Model::load_adapter`] with the matrices as variables of `vars`, which train on as after [`Model::add_adapter`].
+    /// [`Model::load_adapter`] with the matrices as variables of `vars`, so that training continues as after [`Model::add_adapter`].
     ///
     /// # Errors
     /// As [`Model::load_adapter`].
@@ -96,7 +96,7 @@ impl Model {
         adapters::load_trainable(self.host_mut(), name, dir.as_ref(), vars)
     }
 
-    /// Makes an adapter the active one. None: the model computes without adapters, to the bit as if it had none.
+    /// Makes an adapter the active one. With None the model computes without adapters, to the bit as if it had none.
     ///
     /// # Errors
     /// [`Error::NoAdapter`](crate::models::Error::NoAdapter).
@@ -122,8 +122,8 @@ impl Model {
         self.host().adapters().config(name)
     }
 
-    /// Turns dropout in the updates on, as training does, with a new seed for each step: the seed and the path of a layer decide what is
-    /// dropped. None, the default, drops nothing. It holds for all adapters, at the share of each.
+    /// Turns dropout in the updates on. Training calls this with a new seed for each step: the seed and the path of a layer decide what is
+    /// dropped. None, the default, drops nothing. The seed is shared by all adapters; each has its own share of dropped inputs.
     pub fn set_dropout_seed(&self, seed: Option<u64>) {
         self.host().adapters().set_dropout_seed(seed);
     }
@@ -137,7 +137,7 @@ impl Model {
     }
 
     /// Adds the updates of an adapter to the weights of the base and forgets the adapter. The layers that it changed are then in high
-    /// precision, in the dtype of the model; other adapters stay, and count from the new weights. `fp8 merge` and
+    /// precision, in the dtype of the model; other adapters stay, and are added to the new weights. `fp8 merge` and
     /// [`rewrite::merge`](crate::rewrite) do the same with files, one layer at a time.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl Model {
         adapters::merge(self.host_mut(), name)
     }
 
-    /// Forgets an adapter. If it was active, none is.
+    /// Removes an adapter. If it was the active one, no adapter is active.
     ///
     /// # Errors
     /// [`Error::NoAdapter`](crate::models::Error::NoAdapter).

@@ -1,4 +1,4 @@
-//! A model as a row of blocks, each run by itself: what a search of weights walks along.
+//! A model as a chain of blocks that run one at a time, as a search of weights needs it.
 
 use crate::models::error::Result;
 use crate::models::layers::Projection;
@@ -22,7 +22,7 @@ pub(crate) trait Blocks {
     /// The linear layers of a block.
     fn projections(block: &mut Self::Block) -> Vec<&mut Projection>;
 
-    /// The norms of a block whose results nothing reads but linear layers and a router.
+    /// The norms of a block whose results are read only by linear layers and a router.
     fn norms(block: &mut Self::Block) -> Vec<NormReaders<'_>>;
 }
 

@@ -21,7 +21,7 @@ pub trait CausalLm {
     fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor>;
 
     /// Logits after one more token of each of several sequences, `[sequences, vocab_size]`. `ids[i]` follows the tokens in `caches[i]`,
-    /// the cache of one sequence, and is added to it. The sequences may have different lengths and come from different batches.
+    /// which holds one sequence, and is added to it. The sequences may have different lengths and come from different batches.
     ///
     /// By default they are computed one after the other. A [`Llama`](crate::models::Llama) computes them together, and so reads its
     /// weights once.
@@ -62,7 +62,7 @@ pub trait CausalLm {
         false
     }
 
-    /// The longest sequence in tokens that the model has positions for; None, the default, without a limit.
+    /// The largest number of tokens that the model has positions for; None, the default, means no limit.
     fn max_positions(&self) -> Option<usize> {
         None
     }

@@ -123,7 +123,7 @@ impl Model {
         }
     }
 
-    /// The longest sequence in tokens that the model has positions for; None without a limit.
+    /// The largest number of tokens that the model has positions for; None means no limit.
     pub fn max_positions(&self) -> Option<usize> {
         match self {
             Self::Llama(model) => model.max_positions(),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
 
-/// More bytes than any index of weights has.
+/// A limit above the size of any index of weights.
 const MAX_INDEX: u64 = 64 << 20;
 
 /// Where to look for a model.

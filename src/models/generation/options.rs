@@ -40,7 +40,7 @@ pub struct GenerationOptions {
     pub stop_tokens: Vec<u32>,
     /// Without stop tokens, also ignore the end tokens of the model and of the tokenizer.
     pub ignore_eos: bool,
-    /// A text ends before one of these, where there is text: in [`generate_text`](crate::models::generate_text) and in a
+    /// A text ends before the first of these. It applies where there is text: in [`generate_text`](crate::models::generate_text) and in a
     /// [`Server`](crate::serving::Server) with a tokenizer.
     pub stop_strings: Vec<String>,
     /// Capacity of the cache in tokens per row; `None`: as many as prompt and new tokens need. A [`Server`](crate::serving::Server) always

@@ -1,4 +1,4 @@
-//! Products of so few rows that the weight is read once and each row is summed by itself.
+//! Products of few rows, which read the weight once and sum each row by itself.
 
 use candle_core::{D, DType, Tensor};
 

@@ -24,7 +24,7 @@ impl DropoutSeed {
     }
 }
 
-/// A function that is shown the inputs of a layer, with its path, before it computes.
+/// A function that sees the inputs of a layer, with its path, before the layer computes.
 #[derive(Clone)]
 pub(crate) struct Tap(Arc<Show>);
 
@@ -42,14 +42,14 @@ impl fmt::Debug for Tap {
     }
 }
 
-/// A linear layer, to whose results an adapter may add an update, or that an adapter replaces. Without one it is the layer.
+/// A linear layer. An adapter may add an update to its results, or replace it; without an adapter it is the layer alone.
 #[derive(Debug, Clone)]
 pub(crate) struct Projection {
     base: Linear,
     beside: Option<Box<Beside>>,
 }
 
-/// What few layers have.
+/// What only a few layers have.
 #[derive(Debug, Clone, Default)]
 struct Beside {
     change: Option<Change>,
@@ -106,7 +106,7 @@ impl Projection {
         self.beside.as_ref()?.change.as_ref()
     }
 
-    /// Another layer for good, in high precision of `dtype`.
+    /// Replaces the layer for good by another one, in high precision of `dtype`.
     pub(crate) fn set_base(&mut self, layer: &Linear, dtype: DType) -> crate::Result<()> {
         let weight = layer.weight()?.to_dtype(dtype)?;
         self.base = Linear::new(weight, layer.bias().cloned()).with_path(self.path());
@@ -137,7 +137,7 @@ impl Projection {
         self.base = Linear::from_static(codes, bias, self.path());
     }
 
-    /// Sets what is shown the layer's inputs.
+    /// Sets the function that sees the layer's inputs.
     pub(crate) fn set_tap(&mut self, tap: Option<Tap>) {
         self.beside.get_or_insert_default().tap = tap;
     }
@@ -149,7 +149,7 @@ impl Projection {
         }
     }
 
-    /// Takes the gradient from the layer's own parameters.
+    /// Detaches the layer's own parameters, so that they get no gradient.
     pub(crate) fn freeze(&mut self) {
         self.base = self.base.clone().frozen();
     }
@@ -184,10 +184,10 @@ impl Projection {
         outputs.map(|(part, y)| part.updated(y, x)).collect()
     }
 
-    /// The result for a few rows of inference, if the weight is multiplied in high precision: each row is summed as it is alone.
+    /// The result for a few rows in inference, if the weight is multiplied in high precision: each row is summed as it would be alone.
     fn few_rows(&self, x: &Tensor) -> Result<Option<Tensor>> {
         let layer = self.layer();
-        // What does not fit gets the layer's own error.
+        // Inputs that do not fit get the layer's own error.
         let fits = x
             .dim(D::Minus1)
             .is_ok_and(|features| features == layer.features().1);

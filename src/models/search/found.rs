@@ -1,15 +1,15 @@
-//! What a search has found.
+//! The result of a search.
 
 use fp8_files::search::Chosen;
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct FoundCodes {
     /// Codes and scales of layers, and the powers of two by which norms and their readers are multiplied:
     /// [`QuantizeOptions::with_chosen`](crate::rewrite::QuantizeOptions::with_chosen).
     pub chosen: Chosen,
-    /// How far the outputs of each layer are from what they are meant to be.
+    /// How far the outputs of each layer are from those in high precision.
     pub errors: Vec<OutputError>,
     /// Paths of the norms whose outliers move into the layers that read them.
     pub shifted: Vec<String>,
@@ -18,7 +18,7 @@ pub struct FoundCodes {
     pub plain: Vec<String>,
 }
 
-/// The error of a layer's outputs on the samples, over the outputs, by norm. Only what depends on the choice of codes counts.
+/// The error of a layer's outputs on the samples, as a share of the outputs, by norm. It counts only what depends on the choice of codes.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct OutputError {

@@ -1,4 +1,4 @@
-//! The inputs of a block's linear layers, as they are shown by taps.
+//! The inputs of a block's linear layers, seen by taps.
 
 use crate::models::error::Result;
 use crate::models::families::Blocks;
@@ -15,7 +15,7 @@ pub(super) struct Group {
     pub(super) input: Tensor,
 }
 
-/// A block that shows the inputs of some of its layers.
+/// A block with taps that see the inputs of some of its layers.
 pub(super) struct Viewer<B: Blocks> {
     block: B::Block,
     shown: Arc<Mutex<Vec<Group>>>,
@@ -69,7 +69,7 @@ impl<B: Blocks> Viewer<B> {
         let groups = take(&mut *self.lock());
         match y {
             Ok(y) => Ok((Some(y.detach()), groups)),
-            // It has stopped where it was told to.
+            // The block has stopped where it was asked to.
             Err(_) if !groups.is_empty() && self.stops => Ok((None, groups)),
             Err(error) => Err(error),
         }

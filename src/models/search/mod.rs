@@ -15,7 +15,7 @@ use crate::rewrite::{OnProgress, QuantizeOptions, Source, layers_to_quantize};
 use candle_core::{Device, Tensor};
 use fp8_files::search::SearchOptions;
 
-/// The fewest tokens that samples have together: fewer say nothing of a model's inputs.
+/// The smallest number of tokens in all samples together: fewer say nothing about a model's inputs.
 const LEAST_TOKENS: usize = 64;
 
 /// Runs `model` on `samples` of token ids and chooses codes and scales for the layers that [`quantize`](crate::rewrite::quantize) with
@@ -24,19 +24,19 @@ const LEAST_TOKENS: usize = 64;
 ///
 /// The samples go through the model block by block, once as in high precision and once with the codes found so far and with inputs cast
 /// as a served model casts them. Each weight is then rounded to make up for the errors of the layers before it, for those of the cast of
-/// its inputs, and for those of its own weights that are rounded already. What is written has the same form, size and speed as without a
+/// its inputs, and for those of its own weights that are rounded already. The files have the same form, size and speed as without a
 /// search.
 ///
 /// Where nothing but linear layers reads a norm's result, as in the Llama family, outliers among its features move into the weights of
 /// these layers: the norm's weight is multiplied by powers of two, and theirs is divided by them, which changes nothing in high precision.
-/// That is done only if it makes the errors of their outputs on the samples smaller, and that of no layer larger. E4M3 holds features of
+/// This is done only if it makes the errors of their outputs on the samples smaller, and no layer's error larger. E4M3 holds features of
 /// very different sizes under one scale, so few models need it. The norms of a BERT are read by the residual too, and stay as they are.
 ///
 /// Only layers in blocks are searched. Those outside are rounded plainly: the head (`with_head`), and the pooler and the classifier of a
 /// BERT. So are experts that no token of the samples reaches. [`FoundCodes::plain`] lists them.
 ///
-/// Memory: the model; its codes; of the samples, the values between two blocks and inside one; products of inputs (8 bytes for each pair
-/// of a layer's input features) and their factors (20 more) of one layer at a time.
+/// Memory: the model; its codes; for the samples, the values between two blocks and inside one; for one layer at a time, products of inputs
+/// (8 bytes for each pair of the layer's input features) and their factors (20 more).
 ///
 /// ```no_run
 /// use fp8::load::Checkpoint;

@@ -12,11 +12,11 @@ use fp8_files::search::{inverse_shift, shifted, shifts_exactly, shifts_to_try};
 /// Tokens of all samples together on which lists of exponents are compared with plain rounding.
 const TOKENS: usize = 1024;
 
-/// A list has to make the squared error smaller than this part of it. Most models have no outliers that E4M3 would not hold, and then the
-/// lists differ by chance.
+/// A list must reduce the squared error to less than this share. Most models have no outliers that E4M3 could not hold, and then lists differ
+/// only by chance.
 const WORTH: f64 = 0.98;
 
-/// A norm that the files can hold with other numbers, and all that reads its result.
+/// A norm whose tensors the files can hold with other numbers, and everything that reads its result.
 pub(super) struct Group {
     /// The path of the norm.
     norm: String,
@@ -52,8 +52,8 @@ pub(super) fn groups<B: Blocks>(block: &B::Block, task: &Task<'_>) -> Vec<Group>
     groups.collect()
 }
 
-/// The exponents of the norm's features under which plain rounding of the searched layers has the smallest error; None if it is hardly
-/// smaller than without.
+/// The exponents of the norm's features under which plain rounding of the searched layers has the smallest error; None if they hardly
+/// reduce it.
 pub(super) fn choose<B: Blocks>(
     group: &Group,
     block: &B::Block,
@@ -105,7 +105,7 @@ pub(super) fn choose<B: Blocks>(
     Ok(best.1)
 }
 
-/// Takes the largest magnitudes of the features of `x` into `all`.
+/// Merges the largest magnitudes of the features of `x` into `all`.
 fn largest(all: &mut Option<Tensor>, x: &Tensor) -> Result<()> {
     let x = x.to_dtype(DType::F32)?.reshape(((), x.dim(D::Minus1)?))?;
     let own = x.abs()?.max(0)?;
@@ -116,7 +116,7 @@ fn largest(all: &mut Option<Tensor>, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Whether no tensor of the files loses anything by these exponents. Layers that are searched are read in f32.
+/// Whether these exponents leave every tensor of the files exact. Layers that are searched are read in f32.
 fn is_exact<B: Blocks>(
     group: &Group,
     block: &B::Block,
@@ -166,7 +166,7 @@ pub(super) fn is_better(
             let values = |tried: &Tried| tried.searched.codes.dequantize(DType::F32);
             let own = fed.error(at, &values(without)?, None, None, task)?;
             let shifted = fed.error(at, &values(with)?, Some(shift), None, task)?;
-            // Also not if it is no number.
+            // Not if it is NaN either.
             if !(shifted <= own && with.searched.error <= without.searched.plain_error) {
                 return Ok(false);
             }
@@ -177,7 +177,7 @@ pub(super) fn is_better(
     Ok(after < before)
 }
 
-/// Multiplies the norm by these powers of two, divides all that reads it, and notes both.
+/// Multiplies the norm by these powers of two, divides everything that reads it, and records both.
 pub(super) fn apply<B: Blocks>(
     group: &Group,
     block: &mut B::Block,

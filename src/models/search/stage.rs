@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Layers that read the same input.
 pub(super) struct Stage {
     pub(super) paths: Vec<String>,
-    /// That input in high precision, for each sample; None where none of its tokens reach the layers.
+    /// This input in high precision, for each sample; None where no token of the sample reaches the layers.
     pub(super) meant: Vec<Option<Tensor>>,
 }
 
@@ -22,7 +22,7 @@ impl Stage {
         self.paths.first().map_or("", String::as_str)
     }
 
-    /// Whether a router decides which tokens the layers get: others, perhaps, than in high precision.
+    /// Whether a router decides which tokens the layers get, which may differ from those in high precision.
     pub(super) fn is_routed(&self) -> bool {
         self.first().contains(".experts.")
     }
@@ -36,7 +36,7 @@ impl Stage {
 /// A stage with the inputs that reach it, and its weights in high precision.
 pub(super) struct Fed<'a> {
     pub(super) stage: &'a Stage,
-    /// For each sample that reaches it: the inputs when it is served, before their cast, and those that are meant.
+    /// For each sample that reaches it: the inputs as served, before their cast, and those in high precision.
     pub(super) inputs: Vec<(Tensor, Tensor)>,
     /// In the order of the stage's paths.
     pub(super) weights: Vec<Tensor>,
@@ -64,7 +64,7 @@ impl Fed<'_> {
         let (Some(shift), InputScaling::Static(_)) = (shift, input) else {
             return Ok((input.clone(), None));
         };
-        // The samples say how much the largest input changes; which one it is, the calibration may know better.
+        // The samples show by how much the largest input changes; the calibration may have seen a larger one.
         let (mut before, mut after) = (0f32, 0f32);
         for (x, _) in &self.inputs {
             before = before.max(amax(x)?);

@@ -1,4 +1,4 @@
-//! What a search is asked for.
+//! The task of a search.
 
 use crate::models::error::Result;
 use crate::rewrite::{QuantizeOptions, Source};
@@ -19,7 +19,7 @@ pub(super) struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    /// The task for these layers, with the static scales of their inputs if they have such.
+    /// The task for these layers, with the static scales of their inputs if they have any.
     pub(super) fn new(
         source: &'a dyn Source,
         options: &'a QuantizeOptions,

@@ -1,4 +1,4 @@
-//! The walk of the samples through a model, block by block.
+//! Runs samples through a model, block by block.
 
 use super::found::{FoundCodes, OutputError};
 use super::inputs::Viewer;
@@ -12,7 +12,7 @@ use candle_core::Tensor;
 use fp8_candle::StaticWeight;
 use std::collections::BTreeSet;
 
-/// Chooses the codes of all wanted layers that lie in blocks of the model.
+/// Chooses the codes of all layers of the task that lie in blocks of the model.
 pub(super) fn walk<B: Blocks>(
     model: &B,
     samples: &[Tensor],

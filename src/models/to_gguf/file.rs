@@ -13,7 +13,7 @@ use std::path::Path;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const VERSION: u32 = 3;
-/// The alignment of tensors where the file does not say another.
+/// The alignment of tensors unless the file states another.
 const ALIGNMENT: u64 = 32;
 
 /// An error inside an atomic write.

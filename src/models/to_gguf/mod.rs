@@ -59,7 +59,7 @@ pub struct GgufReport {
 /// ```
 ///
 /// # Errors
-/// [`Error::Config`] for a model that is not opened, or has a feature that llama.cpp computes in another way; [`GgufError::UnknownTensor`];
+/// [`Error::Config`] for a model that [`open`](super::open()) does not open, or with a feature that llama.cpp computes in another way; [`GgufError::UnknownTensor`];
 /// [`GgufError::UnsupportedTokenizer`]; [`FilesError`](crate::FilesError) for an existing file, a value that is not finite in the stored
 /// type, a cancelled write, and if a file cannot be read or written.
 pub fn write_gguf(

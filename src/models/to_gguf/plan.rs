@@ -48,7 +48,7 @@ impl Planned {
     }
 }
 
-/// Tensors that are f32 whatever the others are, as in llama.cpp; so are those of one dimension.
+/// Tensors that are always f32, as in llama.cpp; so are those of one dimension.
 fn is_f32(name: &str) -> bool {
     let tables = [
         "ffn_gate_inp.weight",

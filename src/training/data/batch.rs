@@ -1,4 +1,4 @@
-//! Rows of tokens with what a model shall predict.
+//! Rows of tokens, and the targets that a model learns to predict.
 
 use std::ops::Range;
 

@@ -1,10 +1,10 @@
-//! Prompts and chats as tokens, with what of them is learned.
+//! Prompts and chats as tokens, and which of these are learned.
 
 use super::encode::Encoder;
 use super::error::{DataError, Place};
 use crate::models::{ChatMessage, TextError, Tokenizer};
 
-/// Tokens, and for each whether a model shall learn to predict it.
+/// Tokens, and for each whether a model learns to predict it.
 pub(super) type Marked = (Vec<u32>, Vec<bool>);
 
 /// Tokens before a border that may be different ones if the text goes on after it.
@@ -31,7 +31,7 @@ fn border(tokenizer: &Tokenizer, own: &[u32], ids: &[u32]) -> Result<usize, Text
     Ok(border)
 }
 
-/// A text of which the part after `prompt` is learned: the tokens in which there is something of it, and the one that ends the text.
+/// A text of which the part after `prompt` is learned: all tokens that hold some of it, and the one that ends the text.
 pub(super) fn completion(
     encoder: &Encoder<'_>,
     prompt: &str,
@@ -44,8 +44,8 @@ pub(super) fn completion(
     Ok((ids, learned))
 }
 
-/// A chat in the words of its template. Of each answer from message `from` on the tokens are learned that the template writes after the
-/// beginning of an answer, up to the last special token.
+/// A chat as its template writes it. In each answer from message `from` on, the tokens after the beginning of the answer are learned, up to
+/// the last special token.
 pub(super) fn chat(
     encoder: &Encoder<'_>,
     place: &Place,

@@ -51,7 +51,7 @@ pub struct Dataset {
     context: usize,
     seed: u64,
     task: Task,
-    /// The token in padding.
+    /// The token that fills padding.
     padding: u32,
     labels: Vec<String>,
     summary: DatasetSummary,
@@ -59,11 +59,11 @@ pub struct Dataset {
     orders: Mutex<Vec<(u64, Arc<[usize]>)>>,
 }
 
-/// Orders that are kept: of the epoch of one step, and of the next.
+/// How many orders are kept: that of the epoch of a step, and the next.
 const ORDERS: usize = 2;
 
 impl Dataset {
-    /// Reads files and folders. `.jsonl`, `.ndjson` and `.json` are lines of JSON, all others plain text; of a folder all files are read,
+    /// Reads files and folders. `.jsonl`, `.ndjson` and `.json` are lines of JSON, all others plain text; all files of a folder are read,
     /// sorted by path, except those whose names begin with a dot.
     ///
     /// # Errors
@@ -162,9 +162,9 @@ impl Dataset {
         Ok(())
     }
 
-    /// The rows of a training step, as many as `rows` (for [`Task::Embedding`] so many groups of rows), which depend on nothing but the data, the seed and these numbers. All rows, in a
-    /// random order for each epoch, follow each other endlessly; step `s` has those from `s * rows` on. So a batch may contain the end
-    /// of one epoch and the beginning of the next.
+    /// The batch of a training step: `rows` rows, or for [`Task::Embedding`] as many groups of rows. It depends on nothing but the data, the
+    /// seed and these numbers. All rows, in a random order for each epoch, follow each other endlessly, and step `s` takes those from
+    /// `s * rows` on. So a batch may contain the end of one epoch and the beginning of the next.
     pub fn train_batch(&self, step: u64, rows: usize) -> Batch {
         let count = self.rows.len() as u128;
         let start = u128::from(step) * rows as u128;

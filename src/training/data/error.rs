@@ -64,7 +64,7 @@ pub enum DataError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A file or folder in which there is nothing.
+    /// A file or folder is empty.
     #[error("{path} is empty: expected {expected}", path = .path.display())]
     Empty {
         /// The file or folder.
@@ -82,7 +82,7 @@ pub enum DataError {
         /// What is wrong.
         reason: String,
     },
-    /// A line or file does not have what it should.
+    /// A line or file has wrong content.
     #[error("{place}: {found}, expected {expected}")]
     Content {
         /// The line or file.
@@ -117,7 +117,7 @@ pub enum DataError {
         /// `the beginning of` or `the end of`.
         what: &'static str,
     },
-    /// There is no row.
+    /// No row is left.
     #[error("no row of {part} is left of {documents} documents: {reason}")]
     NoRows {
         /// `training` or `validation`.

@@ -1,5 +1,5 @@
-//! From files to batches: files, documents (`document.rs`, `source.rs`, `lines.rs`), what they are for (`task.rs`), their tokens (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order
-//! for each epoch (`order.rs`), batches.
+//! From files to batches: files, documents (`document.rs`, `source.rs`, `lines.rs`), what they are for (`task.rs`), their tokens
+//! (`encode.rs`, `chat.rs`), rows (`pack.rs`), an order for each epoch (`order.rs`), batches.
 
 mod batch;
 mod chat;

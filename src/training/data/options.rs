@@ -1,4 +1,4 @@
-//! What a dataset is made of.
+//! The options of a dataset.
 
 use super::error::DataError;
 use fp8_core::setters;
@@ -30,8 +30,8 @@ pub struct DatasetOptions {
     /// Whether the model's end token follows each text, unless the tokenizer puts it there itself; yes by default. Chats end as their
     /// template says.
     pub end_of_text: bool,
-    /// Classes that a model knows already, in their order: they are the classes if every label is one of them, by name or, for an integer
-    /// that is no name, by number. Otherwise, and by default, the classes are the labels in order.
+    /// Classes that a model already has, in their order. They are the classes if every label is one of them, by name, or by number for an integer
+    /// that is not a name. Otherwise, and by default, the classes are the sorted labels.
     pub labels: Vec<String>,
 }
 
@@ -39,10 +39,10 @@ pub struct DatasetOptions {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Validation {
-    /// Nothing.
+    /// No validation.
     None,
     /// This share, at least 0 and below 1: of the pieces of plain text files, and of the documents of all other files. Both are drawn at
-    /// random, always the same ones. At least one is drawn, if there are two and the share is not 0.
+    /// random, always the same ones. At least one is drawn if there are two or more and the share is not 0.
     Share(f64),
     /// Files of its own, of the same formats.
     Files(Vec<PathBuf>),
@@ -52,11 +52,11 @@ pub enum Validation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Task {
-    /// To predict each next token.
+    /// Predicting each next token.
     LanguageModel,
-    /// To predict the label of a text.
+    /// Predicting the label of a text.
     Classification,
-    /// To tell the text that belongs to a query from others.
+    /// Finding the text that belongs to a query among others.
     Embedding,
 }
 

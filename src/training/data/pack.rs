@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Rows that may still get a piece. With more of them, rows are a little fuller, and packing takes longer.
+/// Rows that may still take a piece. More of them fill rows a little better, and make packing slower.
 const OPEN: usize = 64;
 
 /// A row of a dataset.

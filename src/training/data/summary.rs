@@ -16,7 +16,7 @@ pub struct DatasetSummary {
     pub padding: usize,
     /// Tokens of these rows that a model learns to predict.
     pub predicted: usize,
-    /// Rows held out or of validation files.
+    /// Rows that are held out or come from validation files.
     pub validation_rows: usize,
     /// Tokens in these rows, without padding.
     pub validation_tokens: usize,

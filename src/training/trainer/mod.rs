@@ -33,13 +33,13 @@ pub struct Trainer<M, T> {
     config: TrainerConfig,
     device: Device,
     checkpoint: Option<PathBuf>,
-    /// The step of the checkpoint that this trainer has written or read last.
+    /// The step of the checkpoint that this trainer wrote or read last.
     saved: Option<u64>,
     unread: Vec<Unread>,
     skipped: u32,
     gradients_checked: bool,
     stats: CastStats,
-    /// Of the last validation.
+    /// The accuracy of the last validation.
     accuracy: Option<f64>,
 }
 
@@ -285,7 +285,7 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
         let begin = Instant::now();
         let losses: Vec<&Tensor> = unread.iter().map(|step| &step.loss).collect();
         let losses = Tensor::stack(&losses, 0)?.to_vec1::<f32>()?;
-        // A device that runs behind the host has ended all of these steps now; their mean is what is known.
+        // A device that runs behind the host has finished all of these steps by now; only their mean time is known.
         let waited = begin.elapsed().as_secs_f64() * 1e3;
         let host: f64 = unread.iter().map(|step| step.ms).sum();
         let mean = (host + waited) / unread.len() as f64;

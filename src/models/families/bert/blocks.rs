@@ -19,7 +19,7 @@ impl Blocks for Bert {
 
     fn pass(&self, block: &Layer, x: &Tensor) -> Result<Tensor> {
         let (batch, tokens, _) = x.dims3()?;
-        // Nothing is padding.
+        // No token is padding.
         let hidden = Tensor::zeros((batch, 1, 1, tokens), x.dtype(), x.device())?;
         block.forward(x, &hidden)
     }

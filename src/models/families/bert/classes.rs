@@ -27,15 +27,15 @@ impl Bert {
         self.pooler.is_some() || self.head.is_some()
     }
 
-    /// Takes the classifier and the pooler away, for features alone.
+    /// Removes the classifier and the pooler, so that the model computes features alone.
     pub fn remove_classifier(&mut self) {
         self.config.labels.clear();
         (self.head, self.pooler) = (None, None);
     }
 
-    /// Gives the encoder a classifier for these classes, in place of another one: it is zero, until an adapter with a classifier
-    /// ([`AdapterConfig::saved`](crate::models::AdapterConfig::saved)) replaces it. The pooler is that of the file; without one it is
-    /// zero too. `fp8::training` makes new ones to train.
+    /// Gives the encoder a classifier for these classes, in place of any other. It is zero until an adapter with a classifier
+    /// ([`AdapterConfig::saved`](crate::models::AdapterConfig::saved)) replaces it. The pooler is that of the file, or zero without one.
+    /// `fp8::training` makes new ones to train.
     ///
     /// # Errors
     /// If the device has no memory for it.

@@ -38,7 +38,7 @@ pub struct BertConfig {
     pub layer_norm_eps: f64,
     /// The activation of the MLP.
     pub activation: BertActivation,
-    /// The names of the classes that its classifier tells apart; empty for an encoder without one.
+    /// The names of the classifier's classes; empty for an encoder without a classifier.
     pub labels: Vec<String>,
 }
 
@@ -155,10 +155,10 @@ fn labels(config: &Entries<'_>) -> Result<Vec<String>> {
         .ok_or_else(|| config.error("id2label", "a name for each number from \"0\" on"))
 }
 
-/// The most classes that a configuration may have without naming them.
+/// The largest number of classes that a configuration may have without naming them.
 const MAX_LABELS: usize = 1 << 20;
 
-/// transformers' name of a class without one.
+/// transformers' name for an unnamed class.
 pub fn label_name(number: usize) -> String {
     format!("LABEL_{number}")
 }

@@ -19,7 +19,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// From the tensors of the whole file, `all`, and those of the encoder, `encoder`.
+    /// Reads the tensors of the whole file, `all`, and those of the encoder, `encoder`.
     pub(super) fn new(
         hidden: usize,
         classes: usize,

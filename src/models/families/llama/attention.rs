@@ -69,7 +69,7 @@ impl Attention {
         self.qkv.projections().collect()
     }
 
-    /// Takes the gradient from the norms.
+    /// Detaches the norms, so that they get no gradient.
     pub(super) fn freeze(&mut self) {
         for norm in [&mut self.q_norm, &mut self.k_norm].into_iter().flatten() {
             *norm = norm.clone().frozen();

@@ -35,7 +35,7 @@ impl Head {
         }
     }
 
-    /// Takes the gradient from a tied head.
+    /// Detaches a tied head, so that it gets no gradient.
     pub(super) fn freeze(&mut self) {
         if let Self::Tied(table) = self {
             *table = table.detach();

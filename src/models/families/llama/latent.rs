@@ -91,7 +91,7 @@ impl LatentAttention {
         (vec![query, &mut self.kv_down], norms.collect())
     }
 
-    /// Takes the gradient from the norms.
+    /// Detaches the norms, so that they get no gradient.
     pub(super) fn freeze(&mut self) {
         if let Query::LowRank { norm, .. } = &mut self.query {
             *norm = norm.clone().frozen();

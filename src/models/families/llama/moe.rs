@@ -58,7 +58,7 @@ impl Moe {
         (Some(self.router.weight()), layers)
     }
 
-    /// Takes the gradient from the router.
+    /// Detaches the router, so that it gets no gradient.
     pub(super) fn freeze(&mut self) {
         self.router.freeze();
     }

@@ -62,9 +62,9 @@ impl Routing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RouterScores {
-    /// Over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// Of each logit. A bias of each expert, `gate.e_score_correction_bias`, counts for the choice but not for the weight.
+    /// Sigmoid of each logit. Each expert has a bias, `gate.e_score_correction_bias`, which counts for the choice but not for the weight.
     Sigmoid,
 }
 

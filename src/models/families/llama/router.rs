@@ -36,7 +36,7 @@ impl Router {
             RouterScores::Softmax => None,
             RouterScores::Sigmoid => {
                 const OWN: &str = "e_score_correction_bias";
-                // Scores differ by less than what 16 bits can tell apart.
+                // Scores can differ by less than 16 bits can represent.
                 let zero = candle_nn::Init::Const(0.);
                 let bias = gate.get_with_hints_dtype(config.num_experts, OWN, zero, DType::F32)?;
                 Some(named(OWN, bias))
@@ -54,7 +54,7 @@ impl Router {
         &mut self.weight
     }
 
-    /// Takes the gradient from the weights.
+    /// Detaches the weights, so that they get no gradient.
     pub(super) fn freeze(&mut self) {
         for tensor in [Some(&mut self.weight), self.correction.as_mut()]
             .into_iter()

@@ -17,7 +17,7 @@ impl Llama {
             cache.make_room(1, 1, self.layers.len())?;
         }
         let mut logits = vec![];
-        // With more rows the kernels sum in another order: a row would depend on how many others there are.
+        // With more rows the kernels sum in another order, so a row would depend on the number of others.
         let most = if self.shares_scales { 1 } else { FEW_ROWS };
         let mut start = 0;
         for caches in caches.chunks(most) {

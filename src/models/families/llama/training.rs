@@ -71,12 +71,12 @@ impl Llama {
         Ok(x.reshape((rows, tokens, self.config.hidden_size))?)
     }
 
-    /// Mean cross entropy of some tokens' logits, a scalar in f32: of those whose places in the flattened tokens of `features`,
-    /// `[.., hidden_size]`, are `places`, against `targets`. Logits are computed a part at a time, and again in the backward pass, so that
-    /// a part has at most 64 MiB. Differentiable.
+    /// Mean cross entropy, a scalar in f32, of the logits of some tokens against `targets`. `places` are the positions of these tokens in the
+    /// flattened `features`, `[.., hidden_size]`. Logits are computed in parts of at most 64 MiB, and again in the backward pass.
+    /// Differentiable.
     ///
     /// # Errors
-    /// If there is no place, there are not as many targets as places, or a place or a target does not exist.
+    /// If `places` is empty, the numbers of targets and places differ, or a place or a target does not exist.
     pub fn loss(&self, features: &Tensor, places: &[u32], targets: &[u32]) -> Result<Tensor> {
         let count = places.len();
         if count == 0 || targets.len() != count {
@@ -93,7 +93,7 @@ impl Llama {
         let parts = count.div_ceil(most);
         let mut sum: Option<Tensor> = None;
         for i in 0..parts {
-            // Of nearly equal sizes: a small rest would be slow.
+            // Parts of nearly equal sizes: a small last one would be slow.
             let (from, to) = (i * count / parts, (i + 1) * count / parts);
             let part = x.narrow(0, from, to - from)?;
             let targets = Tensor::from_slice(&targets[from..to], to - from, &self.device)?;

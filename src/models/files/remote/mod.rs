@@ -1,4 +1,4 @@
-//! A model on the Hugging Face Hub whose weights are not downloaded: parts of its files are read where they are. Needs the feature `hub`.
+//! A model on the Hugging Face Hub whose weights are not downloaded: parts of its files are read from the server. Needs the feature `hub`.
 
 use super::hub::{self, HubError, HubOptions};
 use fp8_files::Error;

@@ -73,7 +73,7 @@ pub(crate) struct Rows {
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
-    /// With the capacity that the cache may grow to; [`KvCache::allocated`] is its present one.
+    /// Their `capacity` is what the cache may grow to; [`KvCache::allocated`] is the present one.
     sizes: KvSizes,
     /// Tokens seen of each sequence.
     seen: Vec<usize>,
