@@ -18,7 +18,7 @@ use std::hint::black_box;
 /// Outputs and inputs, each with each.
 const SIZES: [usize; 5] = [16, 64, 256, 1024, 2048];
 const TOKENS: [usize; 4] = [1, 16, 128, 1024];
-/// Equal but for what two runs of the same differ by.
+/// Equal up to the difference between two runs of the same.
 const BAR: f64 = 0.99;
 
 /// 100 training steps and 100 forward passes of served layers.

@@ -68,7 +68,7 @@ fn cube(session: &Session, case: String, size: usize) -> Result<()> {
     })?;
     let one = session.threads == 1;
     let bars = match session.has_f32_units() {
-        // Two threads are to be 1.8 times as fast as one.
+        // Two threads should be 1.8 times as fast as one.
         true => Bars {
             peak: Some(if one { 0.9 } else { 0.9 * 0.9 }),
             ..Bars::default()

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The figure that a row is judged by; higher is better.
+/// The figure by which a row is judged; higher is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -48,7 +48,7 @@ impl Metric {
     }
 }
 
-/// The least figures asked of a row; higher is better.
+/// The smallest figures that a row must reach; higher is better.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Bars {
     /// Of the metric.
@@ -99,7 +99,7 @@ impl Row {
         figures.into_iter().filter_map(|(got, bar)| got.zip(bar))
     }
 
-    /// Whether anything is asked of the row.
+    /// Whether the row has any bars.
     pub fn has_bar(&self) -> bool {
         self.judged().next().is_some()
     }

@@ -28,7 +28,7 @@ pub fn run(session: &Session) -> Result<()> {
     };
     let folder = tempfile::tempdir()?;
     let Model::Llama(model) = fp8_model(&weights(layers)?, layers, folder.path())? else {
-        bail!("the model is no Llama");
+        bail!("the model is not a Llama");
     };
     let server = Server::start(Arc::new(model), &ServerOptions::default())?;
     let options = GenerationOptions::default()

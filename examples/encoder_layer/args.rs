@@ -11,7 +11,7 @@ use fp8::RecipeName;
 /// Compare forward and backward of a GPT encoder layer in f32, in mixed precision and in FP8.
 #[derive(Parser)]
 pub struct Args {
-    /// Recipe of the linear layers of the FP8 run, such as delayed, tensorwise or rowwise, or off: no such run
+    /// Recipe of the linear layers of the FP8 run, such as delayed, tensorwise or rowwise, or off for no such run
     #[arg(long, default_value = "delayed", value_parser = recipe)]
     fp8: Fp8,
     /// Dtype of activations, and of products that are not in FP8, in the mixed run and the FP8 run; with f32 there is no mixed run
@@ -57,7 +57,7 @@ pub struct Args {
     /// Timed steps of each run [default: 10]
     #[arg(long)]
     iterations: Option<usize>,
-    /// Steps before them, at least 1, which makes the first delayed scales [default: 3]
+    /// Steps before them, at least 1, to make the first delayed scales [default: 3]
     #[arg(long)]
     warmup: Option<usize>,
     /// Print one JSON object instead of text

@@ -70,7 +70,7 @@ fn submit(
     server.submit_text(&format!("{client}{prompt}"), &options)
 }
 
-/// How long a request goes on after it was cancelled, among others.
+/// How long a request continues after it is cancelled, while others run.
 pub fn cancelled(
     server: &Server,
     options: &GenerationOptions,

@@ -36,7 +36,7 @@ struct Args {
     /// How often each number of clients has its turn
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// What each client asks for, preceded by its number
+    /// The prompt of each client, which its number precedes
     #[arg(long, default_value = ". Once upon a time")]
     prompt: String,
     /// 0 always takes the likeliest token

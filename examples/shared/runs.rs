@@ -44,7 +44,7 @@ pub fn begin(
     let old = files(&dir)?;
     if let (Some(first), false) = (old.first(), overwrite) {
         let go_on = match resumes {
-            true => format!("go on with it by --resume {}, ", dir.display()),
+            true => format!("continue it with --resume {}, ", dir.display()),
             false => String::new(),
         };
         bail!(

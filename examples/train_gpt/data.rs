@@ -54,7 +54,7 @@ impl Data {
         for (part, tokens) in [("training", train.len()), ("validation", held.len())] {
             ensure!(
                 tokens > need,
-                "{what}: {tokens} tokens of {part} text are too few, one batch of {batch} x {context} needs more than {need}: give less --context or --batch, or more text"
+                "{what}: {tokens} tokens of {part} text are too few, one batch of {batch} x {context} needs more than {need}: give a smaller --context or --batch, or more text"
             );
         }
         let hash = text

@@ -60,8 +60,8 @@ use std::process::ExitCode;
 /// Train a small GPT with FP8 recipes and in f32 side by side.
 #[derive(Parser)]
 struct Args {
-    /// What to train, separated by commas: f32, bf16, auto (delayed in the layers that are faster so on this machine), tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise,
-    /// mxfp8, scaled_fp16, scaled_fp8 [default: f32,delayed]
+    /// What to train, separated by commas: f32, bf16, auto (delayed in the layers that it makes faster on this machine), tensorwise, rowwise,
+    /// rowwise_with_gw_hp, delayed, current, blockwise, mxfp8, scaled_fp16, scaled_fp8 [default: f32,delayed]
     #[arg(long, value_delimiter = ',')]
     recipe: Option<Vec<String>>,
     /// Optimizer steps of each run [default: 200]
@@ -76,13 +76,13 @@ struct Args {
     /// Divide each batch into so many parts with gradients of their own [default: one for each rank]
     #[arg(long)]
     micro_batches: Option<usize>,
-    /// What the ranks of a job divide; start them with `mpirun -n N` and build with `--features mpi`
+    /// What the ranks of a job divide among them; start them with `mpirun -n N` and build with `--features mpi`
     #[arg(long)]
     parallel: Option<Parallel>,
     /// How gradients travel between ranks
     #[arg(long, default_value = "f32")]
     gradients: Travel,
-    /// How the optimizer keeps its moments: 8 bytes of each parameter, or about 2 [default: f32]
+    /// How the optimizer keeps its moments: 8 bytes for each parameter, or about 2 [default: f32]
     #[arg(long)]
     moments: Option<Moments>,
     /// With FP8 recipes, how blocks keep what their backward pass reads besides the codes of products [default: f32]
@@ -308,7 +308,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         println!("\nwhere a step's time went, {}:\n{profile}", run.name);
     }
     if !finished {
-        println!("stopped; go on with --resume {}", dir.display());
+        println!("stopped; continue with --resume {}", dir.display());
         return Ok(());
     }
     outcome::summarize(&runs, &settings, &data, &mut metrics, &dir, ranks)?;

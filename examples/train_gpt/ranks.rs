@@ -61,7 +61,7 @@ impl Ranks {
     pub fn new(group: &ProcessGroup, parallel: Option<Parallel>, travel: Travel) -> Result<Self> {
         ensure!(
             group.size() == 1 || parallel.is_some(),
-            "{} ranks would all train the same: say what they divide with --parallel",
+            "all {} ranks would train the same: --parallel says what they divide",
             group.size()
         );
         Ok(Self {

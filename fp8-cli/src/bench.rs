@@ -29,7 +29,7 @@ pub struct Args {
     /// Tokens to write, one by one, after a prompt of 16 [default: 64, or as many as the model has positions for]
     #[arg(long, value_name = "N", value_parser = at_least(1))]
     decode: Option<usize>,
-    /// How often to repeat each; the fastest run counts
+    /// How often to repeat each measurement; the fastest run counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least(1))]
     repeats: usize,
     /// Print the result as JSON
@@ -47,7 +47,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     let how = args.how;
     let (model, linear) = Source { model, how }.load_llama()?;
-    // A model without a limit gets one, so that absurd lengths are an error.
+    // A model without a limit gets one, so that absurdly long requests are an error.
     let positions = model.max_positions().unwrap_or(u32::MAX as usize);
     let reads = args.prefill.unwrap_or(512.min(positions));
     let room = positions.saturating_sub(PROMPT);

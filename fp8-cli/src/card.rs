@@ -23,13 +23,13 @@ pub struct Card {
     /// For README.md: a text on which the base and what is written are compared; for an encoder a text on each line
     #[arg(long, value_name = "FILE", conflicts_with = "no_card")]
     pub eval: Option<PathBuf>,
-    /// For README.md: the base's name on the hub [default: that of a folder of the hub's cache]
+    /// For README.md: the base's name on the hub [default: known for folders of the hub's cache]
     #[arg(long, value_name = "OWNER/NAME", conflicts_with = "no_card")]
     pub base_model: Option<String>,
 }
 
 impl Card {
-    /// Fails at once for what would fail at the end.
+    /// Fails now for what would otherwise fail at the end.
     pub fn check(&self, base: &Source) -> Result<()> {
         if let Some(name) = &self.base_model {
             let part = |part: &str| {
@@ -49,7 +49,7 @@ impl Card {
             let ids = base.tokenizer()?.encode(&text, true)?;
             if ids.len() < 2 {
                 bail!(
-                    "{}: at least 2 tokens are compared, it has {}",
+                    "{}: expected at least 2 tokens to compare, it has {}",
                     path.display(),
                     ids.len()
                 );
@@ -58,7 +58,7 @@ impl Card {
         Ok(())
     }
 
-    /// A card of the model in `out`, which was made of `base`.
+    /// A card of the model in `out`, which was made from `base`.
     pub fn begin(&self, base: &Path, out: &Path, relation: Relation) -> Result<ModelCard> {
         let name = |path: &Path| {
             let full = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -73,7 +73,7 @@ impl Card {
             .map_err(Into::into)
     }
 
-    /// Adds what `--eval` measures of `made` and of its `base`.
+    /// Adds what `--eval` measures on `made` and on its `base`.
     pub fn measure(&self, mut card: ModelCard, base: &Source, made: &Source) -> Result<ModelCard> {
         if let Some(path) = &self.eval {
             for measure in measured(path, base, made)? {
@@ -93,7 +93,7 @@ impl Card {
     ) -> Result<()> {
         // The head that a list of layers in high precision always has, which an encoder lacks.
         let dir = &report.directory;
-        // A folder may hold any layers, of a model that is not known here.
+        // The folder may hold a model that is not known here, with any layers.
         let config = config_of(&Checkpoint::open_dir(dir)?, dir);
         let is_encoder = matches!(config, Ok(Config::Bert(_)));
         let kept = report.ignored.iter();
@@ -130,7 +130,7 @@ pub fn command() -> String {
         .join(" ")
 }
 
-/// What the base and the made model do with a text.
+/// Compares the base and the made model on a text.
 fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
     let text = read_text(path, MAX_TEXT)?;
     let name = path.file_name().unwrap_or(path.as_os_str());

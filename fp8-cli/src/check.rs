@@ -36,9 +36,9 @@ pub struct Args {
     json: bool,
 }
 
-/// How many tensors of a fault are named.
+/// How many tensors are named for each fault.
 const SHOWN: usize = 3;
-/// What a model on the hub is written with.
+/// The prefix of a model on the hub.
 const HUB: &str = "hf://";
 
 /// Prints the findings. The exit code is 1 if there are errors.

@@ -25,7 +25,7 @@ pub struct Args {
 /// Two tensors of one name.
 struct Row {
     name: String,
-    /// 20 log10 of norm over norm of the difference; infinite for equal ones, NaN for other shapes.
+    /// 20 log10 of the norm over the norm of the difference; infinite for equal tensors, NaN for different shapes.
     sqnr: f64,
     /// Whether either of them is FP8.
     fp8: bool,

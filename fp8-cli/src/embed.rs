@@ -10,7 +10,7 @@ use fp8::read::{MAX_CONFIG, read_text, read_text_if_present};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Texts that run together.
+/// Number of texts that run together.
 const BATCH: usize = 32;
 
 #[derive(clap::Args)]

@@ -23,7 +23,7 @@ pub struct Args {
     opening: Opening,
 }
 
-/// What is shown of a layer.
+/// What is shown about a layer.
 struct Row {
     path: String,
     shape: Vec<usize>,

@@ -50,7 +50,7 @@ fn shape(text: &str) -> Result<(usize, usize), String> {
     sizes.ok_or_else(|| "expected outputs and inputs, as in 4096x1024".to_string())
 }
 
-/// Layers of one shape that compute in one way.
+/// Layers of the same shape that compute in the same way.
 struct Kind {
     computation: Computation,
     features: (usize, usize),

@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     let base = source::open(&args.base)?;
     let adapter = AdapterFile::open(&args.adapter)?;
     let merged = Merged::new(&*base, &adapter)?;
-    // A classifier makes another class of model of its base.
+    // A classifier turns its base into another class of model.
     let labels = classes(&args.base, &adapter)?;
     let classifier = (!labels.is_empty()).then(|| Classifier::new(&merged, &labels));
     let source: &dyn Source = match &classifier {

@@ -11,7 +11,7 @@ use fp8::models::{GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_c
 use fp8::timings::{LayerTimings, decode_where_faster};
 use std::path::{Path, PathBuf};
 
-/// Which model, and how it is opened.
+/// Which model to open, and how.
 #[derive(clap::Args)]
 pub struct Source {
     /// The model: a directory with safetensors files, or a GGUF file

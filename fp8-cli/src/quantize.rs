@@ -44,7 +44,7 @@ pub struct Choice {
     /// For static-tensor: a JSON object of the largest absolute input of each layer, by path
     #[arg(long, value_name = "FILE")]
     amaxes: Option<PathBuf>,
-    /// For static-tensor: a text to run the model on to find them
+    /// For static-tensor: a text to run the model on to find these inputs
     #[arg(long, value_name = "FILE", conflicts_with = "amaxes")]
     calibrate: Option<PathBuf>,
     /// A text to run the model on to find codes and scales that keep the errors of the layers' outputs small. The files have the same
@@ -72,7 +72,7 @@ impl Choice {
             .find_map(|(given, flag)| given.then_some(flag))
     }
 
-    /// The first flag that was given of those that speak of single layers, if any.
+    /// The first given flag that is about single layers, if any.
     pub fn by_layer(&self) -> Option<&'static str> {
         let given = [
             (!self.ignore.is_empty(), "--ignore"),
@@ -109,7 +109,7 @@ impl Choice {
         let input_amaxes = match (&self.amaxes, text) {
             (Some(path), _) => read_amaxes(path)?,
             (None, Some(text)) => {
-                // A search reads more, and all of it should lie within the scales.
+                // A search reads more samples, and the scales should cover all of them.
                 let most = if self.search.is_some() {
                     SEARCHED
                 } else {

@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::process::ExitCode;
 
-/// An error that only all arguments together reveal.
+/// An error that shows only when all arguments are seen together.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -74,7 +74,7 @@ fn meant(error: &clap::Error) -> String {
     ];
     let near = kinds.into_iter().find_map(|kind| match error.get(kind)? {
         ContextValue::String(near) => Some(near.clone()),
-        // The likeliest is the last.
+        // The likeliest suggestion is the last.
         ContextValue::Strings(near) => near.last().cloned(),
         _ => None,
     });

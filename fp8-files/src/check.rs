@@ -1,12 +1,12 @@
 //! Checks of numbers from a file, before anything is computed with them.
 //!
-//! A scale of NaN, infinity or zero does no visible harm at first: it becomes NaN some layers later, or a model that says nothing. So
+//! A scale of NaN, infinity or zero does no visible harm at first: some layers later it becomes NaN, or the model writes nonsense. So
 //! every loader checks its numbers and names the tensor and the value.
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 
-/// What a scale has to be: see [`is_scale`].
+/// What a scale must be, for messages: see [`is_scale`].
 pub(crate) const SCALE: &str =
     "positive, finite and not subnormal, and its reciprocal too, as a scale has to be";
 

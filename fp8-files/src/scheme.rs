@@ -92,8 +92,9 @@ impl LayerScheme {
             _ => "groups",
         };
         let features = sizes.1;
-        let reason =
-            format!("{features} input features are no multiple of {groups} of {size}; {way_out}");
+        let reason = format!(
+            "{features} input features are not a multiple of {groups} of {size}; {way_out}"
+        );
         Err(Error::not_exportable(path, reason))
     }
 

@@ -123,7 +123,7 @@ impl GradAccumulator {
         CastVeto::of(versions.iter())?.poison(own.iter_mut().map(|(_, grad)| grad))?;
         for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
-                // Part of the micro-batch has been added: the sum is useless.
+                // Part of the micro-batch may have been added already, so the sum is unusable.
                 self.clear();
                 return Err(error.into());
             }

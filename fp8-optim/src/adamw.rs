@@ -269,6 +269,6 @@ fn largest_quotient(beta1: f64, beta2: f64, step: u64, c1: f64, root_c2: f64) ->
         ratio => (1.0 - ratio.powf(step as f64)) / (1.0 - ratio),
     };
     let bound = ((1.0 - beta1).powi(2) / (1.0 - beta2) * terms).sqrt() * c1 / root_c2;
-    // A larger bound would be of no use with any learning rate.
+    // A larger bound would never matter, whatever the learning rate.
     if bound < 1e4 { bound } else { 1e4 }
 }

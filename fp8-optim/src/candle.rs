@@ -57,7 +57,7 @@ impl ResumableOptimizer for AdamW {
         }
         tracing::warn!(
             "candle_nn::AdamW keeps its moments and step private: they were not saved, and start from zero. \
-             fp8_recipes::optim::AdamW resumes exactly"
+             fp8::optim::AdamW resumes exactly"
         );
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the ranks tell each other before a step of parameters of which each has a part.
+//! What the ranks exchange before a step of parameters that they hold in parts.
 
 use super::error::{OptimError, Result};
 use super::norm::{BLOCK, sum_of_partials};
@@ -13,7 +13,7 @@ pub(super) struct Exchange {
     map: ShardedVarMap,
     /// Partial sums of each rank.
     partials: Vec<usize>,
-    /// Runs of partial sums in the order of variables and blocks: whose, and how many.
+    /// Runs of partial sums in the order of variables and blocks: the rank, and how many sums.
     order: Vec<(usize, usize)>,
 }
 
@@ -98,7 +98,7 @@ impl Exchange {
             taken[rank] += blocks;
             ordered.extend_from_slice(&ranks[rank].0[begin..begin + blocks]);
         }
-        // Where one process adds its marks.
+        // The place where one process adds its marks.
         ordered.extend(ranks.iter().map(|(_, extras)| extras[0]));
         Ok(sum_of_partials(&ordered))
     }

@@ -47,13 +47,13 @@ pub trait Engine: Debug + Send + Sync {
         Ok(())
     }
 
-    /// This rank cannot go on. Whatever lets the others know at once: an engine of processes does not return.
+    /// This rank cannot continue. Lets the others know at once; an engine of processes does not return.
     fn give_up(&self, error: &Error);
 }
 
 /// A collective under way.
 pub trait Pending: Debug + Send {
-    /// The result, in memory of its own on the device of what was given: flat, empty for a barrier.
+    /// The result, in its own memory on the device of the argument: flat, and empty for a barrier.
     ///
     /// # Errors
     /// It failed, or was not done within `deadline` from now.
@@ -67,7 +67,7 @@ pub struct Call {
     pub operation: Operation,
     /// Name of the group.
     pub group: Arc<str>,
-    /// What the engine shall do.
+    /// What the engine should do.
     pub collective: Collective,
 }
 
@@ -75,7 +75,7 @@ pub struct Call {
 /// (`Var::set`) between start and end.
 #[derive(Debug, Clone)]
 pub enum Collective {
-    /// All ranks' `own` one after the other.
+    /// The `own` of all ranks, one after the other.
     AllGather {
         /// `[counts[rank]]`.
         own: Tensor,
@@ -94,7 +94,7 @@ pub enum Collective {
         /// that are longer.
         most: Option<usize>,
     },
-    /// The root's tensor. The others' has the same shape and dtype.
+    /// The root's tensor. The other ranks give one of the same shape and dtype.
     Broadcast {
         /// The data, on the root.
         tensor: Tensor,

@@ -1,4 +1,4 @@
-//! Errors of groups: where it happened ([`Error`]) and what ([`Failure`]).
+//! Errors of groups: where something failed ([`Error`]), and what failed ([`Failure`]).
 
 use candle_core::DType;
 use std::fmt;
@@ -24,7 +24,7 @@ pub enum Operation {
     AllToAll,
     /// A tensor of one rank, on every rank.
     Broadcast,
-    /// Nobody goes on before all have come.
+    /// No rank continues before all have arrived.
     Barrier,
     /// Groups within a group.
     Split,
@@ -70,7 +70,7 @@ impl fmt::Display for Operation {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A collective failed. The group is of no use after it.
+    /// A collective failed. The group cannot be used after it.
     #[error("rank {rank} of {size}: {operation} of group {group:?}: {failure}")]
     Collective {
         /// This rank.
@@ -226,7 +226,7 @@ pub enum Error {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Others did not come, or their data did not.
+    /// Other ranks, or their data, did not arrive.
     #[error(
         "no answer within {waited:?}{}: a rank is stuck, has ended, or calls something else; start again from the last checkpoint",
         from(missing)

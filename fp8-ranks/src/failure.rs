@@ -1,4 +1,4 @@
-//! How a rank ends that cannot go on.
+//! How a rank that cannot continue ends.
 //!
 //! It prints one line and leaves the process at once, without `MPI_Finalize` (which would wait for the other ranks): `mpirun` sees a
 //! rank that has ended early, and ends the others.
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Exit code of a rank that gave up.
 pub const EXIT_CODE: i32 = 70;
 
-/// What this process has called last, for a rank that ends outside of a call.
+/// The last call of this process, for a rank that ends outside of a call.
 static LAST: Mutex<Option<(Operation, Arc<str>)>> = Mutex::new(None);
 
 /// Notes a call.
@@ -30,7 +30,7 @@ fn after() -> String {
 
 /// Prints `message` as one line and ends the process.
 pub(crate) fn end(message: &str) -> ! {
-    // In one piece, so that the lines of ranks do not mix; and whether or not somebody reads it.
+    // In one piece, so that the lines of several ranks do not mix. It does not matter whether anybody reads it.
     let line = format!("{}\n", message.replace('\n', " "));
     let _ = std::io::stderr().write_all(line.as_bytes());
     leave()

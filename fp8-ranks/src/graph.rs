@@ -52,7 +52,7 @@ pub fn sum_of_summands(x: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
     node("sum_of_summands", x, &result, |grad| Ok(grad.clone()))
 }
 
-/// `x` itself, which all ranks hold and use for parts of the same result: its gradient is the sum of theirs.
+/// `x` itself, which all ranks hold and use for parts of the same result: its gradient is the sum of the gradients of all ranks.
 ///
 /// # Errors
 /// Errors of the group, and of candle.

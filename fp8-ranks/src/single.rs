@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Single;
 
-/// A result that is there.
+/// A finished result.
 #[derive(Debug)]
 struct Ready(Tensor);
 

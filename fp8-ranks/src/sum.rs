@@ -35,7 +35,7 @@ pub(crate) fn even(len: usize, ranks: usize) -> Vec<usize> {
         .collect()
 }
 
-/// What `op` makes of pieces that lie one after the other, all of the same length.
+/// The result of `op` for pieces of the same length that lie one after the other.
 pub(crate) fn combine(pieces: &Tensor, ranks: usize, op: ReduceOp) -> Result<Tensor, Failure> {
     let dtype = pieces.dtype();
     if matches!(dtype, DType::BF16 | DType::F16) {
@@ -97,7 +97,7 @@ pub(crate) fn check(op: ReduceOp, got: DType) -> Result<(), Failure> {
     }
 }
 
-/// Adds (or whatever) the pieces to the first, one after the other.
+/// Combines the pieces with the first one, one after the other.
 fn fold<T: Copy>(pieces: &[T], len: usize, function: impl Fn(T, T) -> T + Copy) -> Vec<T> {
     let mut sum = pieces[..len].to_vec();
     // Without elements there are no pieces to go through, and `chunks_exact` refuses a length of 0.

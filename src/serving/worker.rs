@@ -127,7 +127,7 @@ impl Worker<'_> {
     }
 
     /// Reads parts of prompts, with at most as many tokens together as one part may have. How a prompt is cut into parts depends on its
-    /// length alone, so its result does not depend on other requests.
+    /// length and the option alone, so its result does not depend on other requests.
     fn read_prompts(&mut self) {
         let count = self.running.len();
         let mut room = self.options.prompt_part;

@@ -89,8 +89,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Begins the file in `dir`, or continues it with the lines that `keep` accepts: those of steps that a resumed run will not repeat. A
-    /// line that was cut short when a process was killed is dropped.
+    /// Begins the file in `dir`, or continues it with the lines that `keep` accepts: those of steps that a resumed run will not repeat. Lines
+    /// that cannot be read, such as one that was cut short when a process was killed, are dropped.
     ///
     /// # Errors
     /// If the file cannot be read or written.

@@ -341,6 +341,14 @@ fn scaled(x: &Tensor, tree: ScaledTree, dtype: DType) -> Done {
     Ok(())
 }
 
+fn layers_in_parts(mesh: &ranks::DeviceMesh, x: &Tensor, vb: VarBuilder<'_>) -> Done {
+    let _: nn::ParallelLinear = nn::column_parallel_linear(16, 8, vb.pp("up"), mesh, "model")?;
+    let _ = nn::row_parallel_linear(8, 16, vb.pp("down"), mesh, "model")?;
+    let _ = ranks::graph::gathered(x, mesh.group())?;
+    let _ = ranks::graph::sum_of_summands(x, mesh.group())?;
+    Ok(())
+}
+
 fn parameters_in_parts(group: &ranks::ProcessGroup) -> Done {
     let map = ranks::ShardedVarMap::new(group, &Device::Cpu);
     let _: Option<ranks::ShardedVar> = map.get("fc.weight");

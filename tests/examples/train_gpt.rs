@@ -181,7 +181,7 @@ fn data_are_tokens_of_the_training_text() -> Outcome {
         let error = Data::load(Some(Path::new(&path)), 260, batch, context).err();
         error.expect("an error").to_string()
     };
-    assert!(refused(2, 2000).contains("less --context or --batch"));
+    assert!(refused(2, 2000).contains("a smaller --context or --batch"));
     assert!(refused(usize::MAX, 8).contains("too few"));
     Ok(())
 }

@@ -2,9 +2,8 @@
 //!
 //! On the CPU a cached FP8 weight is compared with its source by a fingerprint of all its bits, so every change is noticed
 //! and nothing has to be announced. On a GPU that would need a copy to the host: there, codes are kept only for weights
-//! whose owner announces changes. The optimizer of `fp8-recipes` and `resume_training` do. Code that changes such a weight
-//! in another way (`Var::set`, `VarMap::load`, another optimizer) has to call [`announce_change`] afterwards, or old codes
-//! stay in use.
+//! whose owner announces changes. The optimizers of `fp8-optim` and `resume_training` do. Code that changes such a weight in
+//! another way (`Var::set`, `VarMap::load`, another optimizer) must call [`announce_change`] afterwards, or old codes stay in use.
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::lock;

@@ -12,7 +12,7 @@ use fp8::training::{
 use serde_json::json;
 use std::path::Path;
 
-/// Measures `bert`, the model of `source`, on the lines of the file `path`, so many at once.
+/// Measures `bert`, the model of `source`, on the lines of the file `path`, `batch_size` at once.
 pub fn run(source: &Source, bert: Bert, path: &Path, batch_size: usize, json: bool) -> Result<()> {
     let tokenizer = source.tokenizer()?;
     let files = vec![path.to_path_buf()];

@@ -31,7 +31,7 @@ pub struct Args {
     /// Tokens that the model sees at once [default: 512, or the model's positions if it has fewer]
     #[arg(long, value_name = "N", value_parser = at_least(2))]
     window: Option<usize>,
-    /// Texts, or queries with their texts, that an encoder reads at once; queries are told from each other
+    /// Texts, or queries with their texts, that an encoder reads at once; each query chooses among these texts
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least(1))]
     batch: usize,
     /// Print the result as JSON
@@ -92,8 +92,8 @@ pub fn run(args: &Args) -> Result<()> {
     ))
 }
 
-/// Calls `f` with the tokens that the model sees at once and the one that follows them; returns how many these are. `window` is their
-/// number, if it was asked for.
+/// Calls `f` with each window: the tokens that the model sees at once, and the one that follows them. Returns the size of a window, which is
+/// `window` if that is given.
 pub fn each_window(
     ids: &[u32],
     model: &Llama,

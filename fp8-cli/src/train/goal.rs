@@ -1,4 +1,4 @@
-//! What a run learns: the objective that its model and its data ask for.
+//! The objective of a run, as its model and its data decide.
 
 use super::settings::Settings;
 use anyhow::{Result, bail};
@@ -21,7 +21,7 @@ pub struct Lesson {
     pub described: String,
 }
 
-/// The classes that the encoder at `path` knows; None for a language model.
+/// The classes of the encoder at `path`; None for a language model.
 pub fn known_classes(path: &Path) -> Result<Option<Vec<String>>> {
     if is_gguf(path) {
         return Ok(None);

@@ -40,7 +40,7 @@ pub struct Args {
     /// Replace the run in that folder
     #[arg(long)]
     overwrite: bool,
-    /// Go on with the run in this folder, with its settings
+    /// Continue the run in this folder, with its settings
     #[arg(long, value_name = "DIR", exclusive = true)]
     resume: Option<PathBuf>,
     #[command(flatten)]
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         None => (stored(args)?, None),
     };
-    // Everything that can be wrong with arguments, data and model is found before a folder is made.
+    // All checks of arguments, data and model come before a folder is made.
     let (settings, name) = (&stored.settings, stored.settings.name());
     settings.card.check(&Source::of(&stored.model))?;
     let config = settings.trainer()?;
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
         labels,
     };
     if resumes && run.trainer.resume()? {
-        println!("going on after step {}", run.trainer.step());
+        println!("continuing after step {}", run.trainer.step());
     }
     run.describe();
     run.train()
@@ -178,7 +178,7 @@ fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
     Ok((model, vars, source))
 }
 
-/// What the adapters of a run are.
+/// The configuration of a run's adapters.
 fn adapter(
     stored: &Stored,
     rank: usize,
@@ -260,7 +260,7 @@ impl Run {
             Ended::Finished => self.finish(&mut metrics),
             Ended::Stopped => {
                 let dir = self.folder.path().display();
-                println!("stopped; go on with `fp8 train --resume {dir}`");
+                println!("stopped; continue with `fp8 train --resume {dir}`");
                 Ok(())
             }
         }

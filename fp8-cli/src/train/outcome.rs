@@ -1,4 +1,4 @@
-//! What a finished run says and writes.
+//! The output of a finished run.
 
 use super::goal::{Goal, judged};
 use super::settings::Settings;
@@ -13,9 +13,9 @@ use fp8::training::{Learner, Metrics, RunFolder, Task, Trained, Trainer};
 use serde_json::json;
 use std::path::Path;
 
-/// Where a model that was trained in full is written to, in the folder of its run.
+/// The folder, within that of the run, of a model that was trained in full.
 const MODEL: &str = "model";
-/// Where an adapter is written to.
+/// The folder of an adapter.
 const ADAPTER_DIR: &str = "adapter";
 
 /// A finished run.
@@ -106,7 +106,7 @@ impl Finished<'_> {
         Ok(())
     }
 
-    /// The card in the folder of what was trained.
+    /// Writes the card into the folder of what was trained.
     fn write_card(&self, written: &str, metrics: &Metrics) -> Result<()> {
         let (settings, dir) = (self.settings, self.folder.path().join(written));
         let relation = match written {
@@ -161,7 +161,7 @@ impl Finished<'_> {
         Ok(())
     }
 
-    /// Writes what was trained; the name of its folder.
+    /// Writes what was trained; returns the name of its folder.
     fn write_model(&self) -> Result<&'static str> {
         let Some(source) = self.source else {
             let dir = self.folder.path().join(ADAPTER_DIR);

@@ -1,4 +1,4 @@
-//! What a run is begun with. The run's folder stores it, so that `--resume` needs nothing else.
+//! The settings with which a run begins. The run's folder stores them, so `--resume` needs nothing else.
 
 use crate::card::Card;
 use crate::usage::Usage;
@@ -28,7 +28,7 @@ pub struct Settings {
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Rows of a step; for queries, as many with their texts, which are told from each other
+    /// Rows of a step; for queries, the number of queries, each of which chooses among the texts of all
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::usage::at_least(1))]
     pub batch: usize,
     /// Tokens of a row
@@ -47,7 +47,7 @@ pub struct Settings {
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]
     #[arg(long, value_name = "X")]
     pub lr: Option<f64>,
-    /// How the learning rate goes on after the warm-up
+    /// How the learning rate changes after the warm-up
     #[arg(long, value_enum, default_value_t = Schedule::Cosine)]
     pub schedule: Schedule,
     /// Steps in which the learning rate rises [default: a twentieth of all]
@@ -62,7 +62,7 @@ pub struct Settings {
     /// Seed of the order of the data and of new parameters
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Give each document rows of its own
+    /// Start a new row for each document
     #[arg(long)]
     pub no_packing: bool,
     /// Recompute the layers in the backward pass instead of keeping what they have computed: less memory, the same results
@@ -78,7 +78,7 @@ pub struct Settings {
     /// an encoder]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora")]
     pub target: Option<Vec<String>>,
-    /// Share of an adapter's inputs that training drops
+    /// Share of an adapter's inputs that dropout zeroes in training
     #[arg(long, value_name = "P", requires = "lora")]
     pub dropout: Option<f32>,
     /// For queries: what the cosines of embeddings are divided by

@@ -5,8 +5,8 @@ use crate::error::{AdapterError, Error, Result};
 use fp8_core::setters;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An adapter: which layers it changes, and the rank, weight and dropout of their updates. The fields are those of PEFT's
-/// `LoraConfig` that this library reads and writes.
+/// An adapter: which layers it changes, and the rank, alpha and dropout of their updates. The fields are those of PEFT's `LoraConfig` that
+/// this library reads and writes.
 ///
 /// ```
 /// use fp8_files::adapter::{AdapterConfig, Targets};
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct AdapterConfig {
     /// Features between the two matrices of an update.
     pub rank: usize,
-    /// Updates are multiplied by `alpha / rank`; by default it is the rank.
+    /// Updates are multiplied by `alpha / rank`; by default alpha equals the rank.
     pub alpha: f64,
     /// The share of the inputs of updates that is dropped in training.
     pub dropout: f32,
@@ -31,11 +31,11 @@ pub struct AdapterConfig {
     pub exclude: Option<Targets>,
     /// Whether updates are multiplied by `alpha / sqrt(rank)` instead.
     pub rslora: bool,
-    /// Other ranks of some layers, by regular expressions of the ends of their paths; the first in the order of the alphabet counts.
+    /// Other ranks for some layers, by regular expressions for the ends of their paths; the alphabetically first match counts.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Other alphas of some layers, as [`AdapterConfig::rank_pattern`].
+    /// Other alphas for some layers, as [`AdapterConfig::rank_pattern`].
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// For targets by name: the numbers of the transformer layers in which they count; None for all.
+    /// For targets by name: the numbers of the transformer layers in which they apply; None for all.
     pub layers: Option<Vec<usize>>,
     /// The names before the numbers of transformer layers (`layers`); empty for any name.
     pub layers_pattern: Vec<String>,
@@ -43,11 +43,10 @@ pub struct AdapterConfig {
     pub base_model: Option<String>,
     /// PEFT's name for what the model does, such as `CAUSAL_LM`.
     pub task: Option<String>,
-    /// Ends of the paths of modules that the adapter replaces: their linear layers are trained and stored whole (`modules_to_save`), as a
-    /// classifier is. They get no update.
+    /// Ends of the paths of modules that the adapter replaces: their linear layers, such as a classifier, are trained and stored whole
+    /// (`modules_to_save`) and get no update.
     pub saved: Vec<String>,
-    /// The names of the classes that a saved classifier tells apart. PEFT has no place for them: they are in the metadata of the tensors'
-    /// file.
+    /// The names of the classes of a saved classifier. PEFT has no place for them, so they are in the metadata of the tensors' file.
     pub labels: Vec<String>,
 }
 
@@ -145,7 +144,7 @@ impl AdapterConfig {
         })
     }
 
-    /// Those of the linear layers `paths` that get an update in a new adapter, in order.
+    /// The ones among the linear layers `paths` that get an update in a new adapter, in order.
     ///
     /// # Errors
     /// [`AdapterError::NoTarget`] for a target that matches no layer, and as [`Targets::matches`].

@@ -128,7 +128,7 @@ impl AdapterFile {
         Naming::find(paths, |path| self.has(path))
     }
 
-    /// Those of the base's linear layers `paths` that the adapter changes, in order, each with its path in the adapter. Matrices of a
+    /// The ones among the base's linear layers `paths` that the adapter changes, in order, each with its path in the adapter. Matrices of a
     /// BERT's pooler are ignored if the base has no pooler: features do not need it.
     ///
     /// # Errors
@@ -281,7 +281,7 @@ fn name(path: &str, matrix: &str) -> String {
     format!("{PREFIX}.{path}.{matrix}")
 }
 
-/// Writes an adapter of the matrices A and B of layers, by path, into the directory `dir`, which is made if need be. Both files are
+/// Writes an adapter of the matrices A and B of layers, by path, into the directory `dir`, which is created if necessary. Both files are
 /// replaced together.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Entries of other kinds of adapters, and the values that leave them off.
+/// Entries of other kinds of adapters, and the values that turn them off.
 const OFF: &[&str] = &[
     "target_parameters",
     "trainable_token_indices",
@@ -51,7 +51,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
     if !bias.is_null() && bias.value != "none" {
         return Err(bias.unsupported("\"none\""));
     }
-    // Other ways to begin change the base as well.
+    // Other initializations change the base as well.
     let init = root.get("init_lora_weights");
     let harmless = ["gaussian", "eva", "orthogonal"];
     if init

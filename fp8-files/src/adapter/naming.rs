@@ -2,7 +2,7 @@
 
 use crate::contents::is_head;
 
-/// What stands before the paths of a whole model in those classes of transformers that have a head.
+/// What classes of transformers with a head put before the paths of the model.
 const BASES: [&str; 2] = ["model", "bert"];
 
 /// From the paths of a base's files to those in an adapter.
@@ -20,14 +20,14 @@ pub enum Naming {
     /// The same paths.
     #[default]
     Same,
-    /// Without this first component, where a path has it.
+    /// Without this first component, if a path has it.
     Without(&'static str),
-    /// With this first component, which heads do not get.
+    /// With this first component, except for heads.
     With(&'static str),
 }
 
 impl Naming {
-    /// The naming under which one of the base's `paths` is in an adapter, which `has` tells.
+    /// The naming under which the adapter has one of the base's `paths`, as `has` says.
     pub(super) fn find(paths: &[&str], has: impl Fn(&str) -> bool) -> Self {
         let without = BASES.map(Self::Without);
         let others = without.into_iter().chain(BASES.map(Self::With));

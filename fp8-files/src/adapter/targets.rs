@@ -28,7 +28,7 @@ pub enum Targets {
 
 /// The word for [`Targets::AllLinear`].
 pub(super) const ALL_LINEAR: &str = "all-linear";
-/// What no path of a layer contains, but a regular expression does.
+/// Characters that regular expressions contain, but paths of layers do not.
 const OPERATORS: [char; 12] = ['*', '+', '?', '(', ')', '[', ']', '{', '}', '|', '\\', '^'];
 
 impl Targets {
@@ -37,7 +37,7 @@ impl Targets {
         Self::Names(names.into_iter().map(Into::into).collect())
     }
 
-    /// Whether the linear layer at `path` is one of them.
+    /// Whether the linear layer at `path` is a target.
     ///
     /// # Errors
     /// [`Error::Malformed`] for an expression that is not valid; [`Error::Pattern`] if matching exceeds the limit of backtracking.
@@ -91,7 +91,7 @@ fn unmatchable(expression: &str, path: &str) -> impl Fn(fancy_regex::Error) -> E
 impl std::str::FromStr for Targets {
     type Err = Error;
 
-    /// `all-linear`; a regular expression, if there is an operator of one in the text; or else names with commas between them.
+    /// `all-linear`; a regular expression, if the text has one of its operators; otherwise names separated by commas.
     fn from_str(text: &str) -> Result<Self> {
         if text.eq_ignore_ascii_case(ALL_LINEAR) {
             return Ok(Self::AllLinear);

@@ -49,7 +49,7 @@ pub(super) fn findings(survey: &Survey) -> Vec<Finding> {
     found
 }
 
-/// The finding of a configuration that says stored scales of a cache.
+/// The finding for a configuration that promises stored scales of a cache.
 fn declared(survey: &Survey) -> Option<Finding> {
     let config = survey.config.as_ref()?;
     let text = config.pointer("/text_config/quantization_config");
@@ -74,7 +74,7 @@ fn declared(survey: &Survey) -> Option<Finding> {
     ))
 }
 
-/// Attentions without scales, where others have them.
+/// Attention modules without scales, where others have them.
 fn partial(survey: &Survey, known: &BTreeSet<&str>) -> Vec<Finding> {
     if known.is_empty() {
         return vec![];

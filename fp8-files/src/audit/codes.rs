@@ -12,10 +12,10 @@ const LARGEST: u8 = 0x7E;
 const LARGEST_FNUZ: u8 = 0x77;
 const NAN: u8 = 0x7F;
 
-/// Bytes that are read of a weight in samples, and the rows that they are spread over.
+/// Bytes that samples read of a weight, and the number of rows over which they are spread.
 const SAMPLE: usize = 1 << 15;
 const ROWS: usize = 8;
-/// Bytes of the largest weight that is read as a whole in samples.
+/// Bytes of the largest weight that samples read as a whole.
 const SMALL: usize = 1 << 16;
 /// Bytes to read at a time.
 const PIECE: usize = 1 << 22;
@@ -48,7 +48,7 @@ static SQUARES: LazyLock<[f64; 256]> = LazyLock::new(|| {
 });
 
 impl CodeStats {
-    /// Reads the codes of `layer`; None if none are to be read, or they cannot be.
+    /// Reads the codes of `layer`; None if no codes should or can be read.
     pub(super) fn read(layer: &Layer<'_>, scales: Option<&Numbers>, codes: Codes) -> Option<Self> {
         let [n, k] = layer.shape;
         let len = n.checked_mul(k).filter(|len| *len > 0)?;

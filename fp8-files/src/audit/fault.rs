@@ -22,7 +22,7 @@ impl fmt::Display for Severity {
 
 macro_rules! faults {
     ($($severity:ident $name:ident $code:literal $what:literal $help:literal;)*) => {
-        /// A kind of fault. Codes are stable: programs may rely on them.
+        /// A kind of fault. Its code never changes, so programs may rely on it.
         ///
         /// ```
         /// use fp8_files::audit::{Fault, Severity};
@@ -79,7 +79,7 @@ faults! {
     Error HeaderInvalid "header-invalid" "The header of a file is not valid."
         "It is not a safetensors file, or a damaged one: download or write it again.";
     Error NameRepeated "name-repeated" "A header has the same name twice."
-        "Which of the two is meant cannot be told: write the file again.";
+        "It is ambiguous which of the two is meant: write the file again.";
     Error UnknownDtype "unknown-dtype" "A tensor has a dtype that the safetensors format does not know."
         "Write it with a dtype of the format, such as F8_E4M3.";
     Error IndexInvalid "index-invalid" "The index of the shards is not valid."
@@ -93,7 +93,7 @@ faults! {
     Warning FileNotInIndex "file-not-in-index" "A shard is in the folder, but not in the index."
         "It may be left from another version: remove it, or download the index that belongs to it.";
     Error DuplicateTensor "duplicate-tensor" "A tensor is in two files."
-        "Which of the two is meant cannot be told: remove one, or add an index.";
+        "It is ambiguous which of the two is meant: remove one, or add an index.";
 
     // The configuration.
     Error ConfigInvalid "config-invalid" "A configuration is not valid JSON."
@@ -182,7 +182,7 @@ faults! {
         "Compare the layer with the original weights, and quantize it again.";
     Error E8m0AsFloat "e8m0-as-float" "Exponent bytes (E8M0) were converted to floats."
         "Store 2^(byte - 127), or the bytes themselves as U8 or F8_E8M0.";
-    Warning NotPowersOfTwo "scales-not-powers-of-two" "The configuration says ue8m0, but scales are no powers of two."
+    Warning NotPowersOfTwo "scales-not-powers-of-two" "The configuration says ue8m0, but scales are not powers of two."
         "Kernels for ue8m0 drop the mantissa: quantize again with powers of two, or remove `scale_fmt`.";
     Error InputScalesImplausible "input-scales-implausible" "Static input scales make activations that no network has."
         "They may be reciprocals, or off by 448: store amax / 448 of the calibrated inputs.";

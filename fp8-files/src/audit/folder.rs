@@ -27,7 +27,7 @@ pub trait Folder: Sync {
         self.directory().join(name)
     }
 
-    /// Whether reading means asking a server. Then more threads read, and less of long scales.
+    /// Whether reading means asking a server. Then more threads read, and only a part of long scales is read.
     fn is_remote(&self) -> bool {
         false
     }

@@ -7,7 +7,7 @@ use crate::safetensors_file::ReadAt;
 use safetensors::Dtype;
 use serde_json::Value;
 
-/// The longest header whose entries are looked at one by one: a parsed one has many times its bytes.
+/// The longest header whose entries are checked one by one: a parsed header takes many times its bytes.
 const LONG: u64 = 16 << 20;
 
 /// The first bytes of a file.

@@ -214,7 +214,7 @@ fn of_codes(layers: &[Coded<'_>]) -> Vec<Finding> {
             let text = format!("{} codes, all 0", codes.count);
             add(Fault::ZeroWeights, text, "some weights");
         }
-        // Layers that engines fuse may share the scale of the largest, so only most layers together tell.
+        // Layers that engines fuse may share the scale of the largest one, so only a majority of layers is evidence.
         if short == Some(true) && are_short && judged > 1 {
             let text = "the largest code of every scale is at most 240".to_string();
             add(Fault::UnusedRange, text, "448");

@@ -1,8 +1,8 @@
 //! Whether a model's files are what they say: every fault, not only the first.
 //!
 //! FP8 files load as finite nonsense without an error if a scale is dropped, inverted or read as another number. [`audit_dir`] reads headers,
-//! scales and some codes, and lists all faults that it finds, each with a stable code ([`Fault::code`]), the tensor, the number that was seen,
-//! what was expected and what to do. It needs no GPU and little memory, and never fails: what cannot be read is a finding too.
+//! scales and some codes, and lists all faults that it finds, each with a stable code ([`Fault::code`]), the tensor, the number found, what was
+//! expected and what to do. It needs no GPU and little memory, and never fails: whatever cannot be read is a finding too.
 //!
 //! | part | file |
 //! |---|---|

@@ -66,7 +66,7 @@ fn incomplete(names: &BTreeSet<String>) -> Vec<Finding> {
             .iter()
             .filter(|(_, parts)| parts.is_subset(usual) && parts != usual);
         let others: Vec<_> = others.collect();
-        // Models with several kinds of layers have many of each.
+        // Models with several kinds of layers have many layers of each kind.
         if alike.len() < 3 || others.len() > (alike.len() / 10).max(1) {
             continue;
         }
@@ -154,7 +154,7 @@ fn missing(path: &str, numbers: &BTreeSet<u64>, count: u64, key: &str) -> Vec<Fi
         .collect()
 }
 
-/// Widths that the configuration says.
+/// Widths that the configuration declares.
 fn sizes(survey: &Survey, config: &Value) -> Vec<Finding> {
     let hidden = config.get("hidden_size").and_then(Value::as_u64);
     let Some(hidden) = hidden.and_then(|hidden| usize::try_from(hidden).ok()) else {

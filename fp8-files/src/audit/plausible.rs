@@ -1,7 +1,7 @@
 //! Whether weights are of a size that networks have.
 //!
-//! A linear layer of a trained network maps inputs of a size to outputs of about that size, so the *gain* of its weight, root mean square times
-//! the root of its inputs, is about 1: between 0.1 and 5 in language models, up to 60 in T5, 0.03 in fresh small models. Inverted scales, and
+//! A linear layer of a trained network has outputs about as large as its inputs, so the *gain* of its weight, its root mean square times the
+//! square root of its number of inputs, is about 1: between 0.1 and 5 in language models, up to 60 in T5, 0.03 in fresh small models. Inverted scales, and
 //! scales that are off by the largest value of the format, give gains that are hundreds or millions of times larger or smaller.
 
 use super::fault::Fault;
@@ -9,15 +9,15 @@ use super::report::Finding;
 use super::scales::Numbers;
 use std::collections::HashMap;
 
-/// Gains that no layer has.
+/// Gains beyond those of any layer.
 const TOO_LARGE: f64 = 150.;
 const TOO_SMALL: f64 = 0.012;
-/// How many times a layer may differ from the others of its kind.
+/// The factor by which a layer may differ from others of its kind.
 const UNLIKE: f64 = 50.;
 /// Gains at which such a layer is suspicious.
 const LARGE: f64 = 25.;
 const SMALL: f64 = 0.02;
-/// Without codes: the largest weight of a scale in root mean squares of all.
+/// Without codes: the assumed ratio of the largest weight under a scale to the root mean square of all.
 const PEAK: f64 = 5.;
 /// The largest values of E4M3 and of FNUZ.
 const LARGEST: [f64; 2] = [448., 240.];
@@ -129,7 +129,7 @@ fn of_layer(layer: &Sized<'_>, gain: f64, typical: f64) -> Option<Finding> {
     if layer.numbers.all_one() && gain > 1. {
         return new(Fault::ScalesOne);
     }
-    // The cause is the one after whose repair the layer is most like the others, or like layers of any network.
+    // The cause is the fault whose repair makes the layer most like the others, or like layers of any network.
     let target = if is_typical { typical } else { 1. };
     let distance = |gain: f64| (gain / target).ln().abs();
     let near = if is_typical { 10f64 } else { 60. };

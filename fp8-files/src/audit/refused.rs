@@ -1,4 +1,4 @@
-//! What the loader's errors say of the files.
+//! The findings that follow from the loader's errors.
 
 use super::fault::Fault;
 use super::report::Finding;
@@ -11,7 +11,7 @@ use crate::names::split;
 /// Bytes that are read of a scale with the wrong dtype.
 const SAMPLE: usize = 1 << 20;
 
-/// The findings of everything that the loader refuses.
+/// The findings for everything that the loader refuses.
 pub(super) fn findings(survey: &Survey) -> Vec<Finding> {
     let refused = survey.refused.iter();
     let mut found: Vec<Finding> = refused
@@ -78,7 +78,7 @@ fn finding(survey: &Survey, error: &Error, name: &str) -> Option<Finding> {
                     found,
                     &format!("{turned:?}"),
                 ),
-                // Without a configuration nothing is known of blocks.
+                // Without a configuration nothing is known about blocks.
                 false if !survey.is_configured => None,
                 false => new(Fault::ScaleShape, tensor, found, expected),
             }

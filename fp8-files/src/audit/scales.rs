@@ -31,7 +31,7 @@ pub(super) struct Numbers {
     pub(super) zeros: usize,
     ones: usize,
     whole: usize,
-    /// The first one that is no power of two, with its index.
+    /// The first number that is not a power of two, with its index.
     pub(super) not_power_of_two: Option<(usize, f32)>,
 }
 
@@ -56,7 +56,7 @@ const KINDS: [Kind; 3] = [
 ];
 
 impl Numbers {
-    /// The numbers of `tensor`, up to `most` bytes of them; None if it cannot be read, which another finding tells.
+    /// The numbers of `tensor`, up to `most` bytes of them; None if it cannot be read, which is another finding.
     pub(super) fn read(tensor: Tensor<'_>, most: usize) -> Option<Self> {
         let dtype = tensor.dtype()?;
         let stored = tensor.bytes(0..most.min(MOST)).ok()?;
@@ -127,7 +127,7 @@ impl Numbers {
         let is_nan = |byte: u8| byte == E8M0::NAN.to_bits();
         let largest = present().map(|(byte, _)| byte).rfind(|byte| !is_nan(*byte));
         for (byte, count) in present() {
-            // Where the others are first is never told, and to look for a rare one takes as long as to count all.
+            // No finding says where the others first occur, and searching for a rare one takes as long as counting all.
             let at = match is_nan(byte) || Some(byte) == largest {
                 true => first(bytes, byte),
                 false => 0,
@@ -168,7 +168,7 @@ impl Numbers {
     }
 }
 
-/// How often each byte occurs. Neighbours are mostly equal, and a counter that was just written is slow to read: so four take turns.
+/// How often each byte occurs. Neighbours are mostly equal, and a counter that was just written is slow to read, so four counters take turns.
 fn counts(bytes: &[u8]) -> [usize; 256] {
     const TURNS: usize = 4;
     let mut counts = [[0usize; 256]; TURNS];
@@ -193,7 +193,7 @@ fn first(bytes: &[u8], wanted: u8) -> usize {
     start + own.unwrap_or_default()
 }
 
-/// Adds the numbers that no scale can be. A scale of 0 is left to the codes.
+/// Adds findings for the numbers that no scale can be. A scale of 0 is left to the codes.
 pub(super) fn check(tensor: Tensor<'_>, numbers: &Numbers, faults: &mut Vec<Finding>) {
     for ((fault, _, expected), (count, first)) in KINDS.iter().zip(&numbers.bad) {
         // The smallest power of two in a byte is subnormal in f32, and valid.
@@ -210,7 +210,7 @@ pub(super) fn check(tensor: Tensor<'_>, numbers: &Numbers, faults: &mut Vec<Find
     }
 }
 
-/// Adds a padded grid whose padding is not one number: its blocks have another size.
+/// Adds a finding for a padded grid whose padding is not one number: its blocks have another size.
 pub(super) fn check_padding(layer: &Layer<'_>, numbers: &Numbers, faults: &mut Vec<Finding>) {
     let grid = layer.grid();
     let (rows, cols) = (grid.scale_rows(), grid.scale_cols());

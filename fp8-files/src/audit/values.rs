@@ -1,4 +1,4 @@
-//! Tensors in high precision: small ones are finite, large ones are no codes.
+//! Tensors in high precision: small ones are finite, large ones do not hold FP8 codes.
 
 use super::fault::Fault;
 use super::report::Finding;

@@ -289,7 +289,7 @@ pub enum Error {
         "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"
     )]
     NothingToConvert,
-    /// There are no good codes to find for a layer on these samples.
+    /// No good codes can be found for a layer on these samples.
     #[error(
         "layer `{path}`: the search has failed: {reason}; leave it in high precision, or search on other or more samples"
     )]

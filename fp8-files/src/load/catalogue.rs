@@ -20,7 +20,7 @@ pub(super) struct Weight {
     pub(super) codes: Stored,
     /// `[N, K]`.
     pub(super) shape: [usize; 2],
-    /// None where the codes are the values.
+    /// None if the codes are the values.
     pub(super) scale: Option<Stored>,
     /// The number that acts on all scales, if there is one.
     pub(super) global: Option<(Stored, Global)>,

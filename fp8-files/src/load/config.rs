@@ -76,7 +76,7 @@ fn is_scale(name: &str) -> bool {
 /// The family of Mistral's own files, and `params.json` if there is one.
 pub(super) type Native = (Family, Option<Value>);
 
-/// Mistral's own files, recognised by their names: a `quantization_config` beside them is about other files. `config.json` may be the
+/// Mistral's own files, recognized by their names: a `quantization_config` beside them is about other files. `config.json` may be the
 /// only place with the counts of heads.
 fn native(
     directory: &Path,
@@ -122,7 +122,7 @@ fn of_config(path: &Path, config: &Value, files: &[&SafetensorsFile]) -> Result<
     let Some(at) = quantization(path, config) else {
         return Ok(None);
     };
-    // Old compressed-tensors files are recognised by the key, some of ModelOpt by their producer, MLX by the mode.
+    // Old compressed-tensors files are recognized by the key, some of ModelOpt's by their producer, MLX by the mode.
     let implied = if at.key == "compression_config" {
         Some("compressed-tensors")
     } else if is_modelopt(&at) {

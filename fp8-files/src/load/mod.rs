@@ -1,4 +1,4 @@
-//! Reads FP8 checkpoints: a VarBuilder that recognises FP8 weights.
+//! Reads FP8 checkpoints: a VarBuilder that recognizes FP8 weights.
 //!
 //! FP8 layers (`fp8_recipes::nn`, through [`static_weight`](crate::static_weight())) get the codes and their scales. All other layers get
 //! dequantized weights, so stock models run too, without FP8. candle's own VarBuilders also work with FP8 layers, but they read no
@@ -220,7 +220,7 @@ impl Checkpoint {
     }
 
     /// Makes the VarBuilder of this checkpoint hand out the values of an FP8 layer in place of its codes: layers of
-    /// `fp8_recipes::nn` then hold them in the VarBuilder's dtype, of several times the bytes, and leave inputs as they are. Nothing
+    /// `fp8_recipes::nn` then hold these in the VarBuilder's dtype, which takes several times the memory, and do not cast inputs. Nothing
     /// else changes, neither [`Checkpoint::stored_layer`] nor what is rewritten.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ pub enum Inputs {
     AsStored,
     /// They stay in high precision, whatever the checkpoint declares, and are multiplied by dequantized weights.
     WeightOnly,
-    /// Each group of so many inputs of a token is cast with a scale from its amax. Engines run `fp8_pb_wo` this way, with 128.
+    /// Each group of this many inputs of a token is cast with a scale from its amax. Engines run `fp8_pb_wo` this way, with 128.
     Groups(usize),
 }
 

@@ -1,4 +1,4 @@
-//! Recognises tensors of formats other than OCP FP8 by their names and dtypes.
+//! Recognizes tensors of formats other than OCP FP8 by their names and dtypes.
 
 use super::family::Family;
 use crate::error::{Error, Result};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// What stands before all names but the classifier's in that class.
+/// The prefix of all names but the classifier's in that class.
 const BASE: &str = "bert.";
 
 /// Whether a layer computes classes or their features.
@@ -57,7 +57,7 @@ impl<'a> Classifier<'a> {
             entries.insert("id2label".into(), names.into());
             entries.insert("label2id".into(), numbers.into());
             entries.insert("problem_type".into(), json!("single_label_classification"));
-            // It follows from the names, and must not contradict them.
+            // It follows from the names and must agree with them.
             entries.remove("num_labels");
         }
         let adds = !source.names().iter().any(|name| name.starts_with(BASE));

@@ -16,7 +16,7 @@ const QUANTIZATION: [&str; 3] = ["quantization_config", "compression_config", "q
 /// Keys of a model's dtype.
 const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
 
-/// What changes in a configuration beside its quantization.
+/// What else changes in a configuration besides its quantization.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Changes {
     /// The head is no longer the embedding.

@@ -6,8 +6,8 @@
 //! | [`convert`] | FP8 of any family | the same codes and scales in another [`Spelling`] |
 //! | [`dequantize`] | FP8 of any family | an ordinary checkpoint |
 //!
-//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint) or one with an adapter added to it ([`Merged`]) or outliers moved ([`Shifted`]), and write a directory that appears complete or not at
-//! all. A callback gets the [`Progress`] and can cancel.
+//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint), one with an adapter added to it ([`Merged`]) or one with
+//! outliers moved ([`Shifted`]), and write a directory that appears complete or not at all. A callback gets the [`Progress`] and can cancel.
 
 mod card;
 mod classes;

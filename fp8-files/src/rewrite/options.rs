@@ -19,7 +19,7 @@ const MEMORY: u64 = 1 << 30;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// The most bytes of tensors in one file, unless one layer alone has more. Default 5 GB.
+    /// The largest number of bytes of tensors in one file, unless a single layer has more. Default 5 GB.
     pub shard_bytes: u64,
     /// Whether to replace a model in the target directory, with everything else in that directory. Default no.
     pub overwrite: bool,
@@ -30,10 +30,10 @@ pub struct WriteOptions {
     /// list the layers that have them in the target's metadata, which only this library reads. Default no: they get exact scales, which
     /// every engine computes.
     pub power_of_two_inputs: bool,
-    /// How many layers are worked on at once; 0, the default, for as many as the machine has processors. The files are the same for any
+    /// How many layers are processed at once; 0, the default, means as many as the machine has processors. The files are the same for any
     /// number.
     pub threads: usize,
-    /// The most bytes of memory for the tensors of all these layers together, unless one layer alone needs more. Default 1 GiB.
+    /// The largest number of bytes for the tensors of all these layers together, unless a single layer needs more. Default 1 GiB.
     pub memory: u64,
 }
 

@@ -1,19 +1,19 @@
 //! Works on several layers at once, in bounded memory.
 //!
-//! Items are started in their order, each as soon as a thread is free and the memory for it is; who finishes first does not matter, as
-//! each has its own place in the output.
+//! Items start in their order, each as soon as a thread and the memory for it are free. The order in which they finish does not matter,
+//! because each has its own place in the output.
 
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How much is done at once.
+/// How much may be done at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// Threads; 0 for all of the machine.
     pub(super) threads: usize,
-    /// The sum of the costs of the items that are worked on, unless one item alone costs more.
+    /// The largest sum of costs of the items in progress, unless a single item costs more.
     pub(super) memory: u64,
 }
 
@@ -209,7 +209,7 @@ mod tests {
                 started += 1;
                 Ok(())
             };
-            // The later of two errors comes first.
+            // The later of two errors occurs first.
             let work = |i: usize| match i {
                 10 => {
                     std::thread::sleep(std::time::Duration::from_millis(20));

@@ -50,7 +50,7 @@ pub struct QuantizeOptions {
     pub head: bool,
     /// For static schemes: the largest absolute input of each layer, by path.
     pub input_amaxes: BTreeMap<String, f32>,
-    /// What a search has chosen, in place of plain rounding. Default nothing.
+    /// The results of a search, in place of plain rounding. Default: none.
     pub chosen: Chosen,
     /// Options of the files.
     pub write: WriteOptions,
@@ -132,13 +132,14 @@ impl QuantizeOptions {
 ///
 /// Linear layers are the matrices called `X.weight`, except embeddings, routers of experts (`gate`, `router`) and, without
 /// [`QuantizeOptions::with_head`], heads. Scales are amax/448 in f32 (powers of two for microscaling: 2^ceil(log2(amax/448))), codes are
-/// rounded to nearest. FP8 layers of the source are dequantized first and so rounded twice; [`WriteReport::requantized`] lists them, [`WriteReport::requantization_error`] says by how much. A
-/// head among them stays FP8. [`convert`](super::convert) keeps their codes.
+/// rounded to nearest. FP8 layers of the source are dequantized first, so they are rounded twice:
+/// [`WriteReport::requantized`] lists them, and [`WriteReport::requantization_error`] has the error of the second rounding. A head among them
+/// stays FP8. [`convert`](super::convert) keeps their codes.
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and a
 /// `quantization_config` that lists every linear layer in high precision, and copies of tokenizer, vocabulary, chat template and
-/// generation settings. Several layers are worked on at once, in the memory of [`WriteOptions::memory`]. The directory appears when it is complete; an error or
-/// [`Error::Cancelled`] leaves nothing behind.
+/// generation settings. Several layers are processed at once, within [`WriteOptions::memory`]. The directory appears when it is complete; an error
+/// or [`Error::Cancelled`] leaves nothing behind.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -156,8 +157,9 @@ impl QuantizeOptions {
 ///
 /// # Errors
 /// [`Error::Inexpressible`] if files of the spelling cannot hold the scheme; [`Error::MissingAmax`] for a static scheme without a layer's
-/// amax; [`Error::CodesOfNoLayer`], and those of [`Shifted::new`] for what a search has not chosen for this model; [`Error::NotExportable`] for a layer whose inputs do not divide into the scheme's groups; [`Error::TensorValue`] for a weight
-/// that is not finite; [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] if there is no linear layer to
+/// amax; [`Error::CodesOfNoLayer`] and the errors of [`Shifted::new`] if the results of a search belong to another model;
+/// [`Error::NotExportable`] for a layer whose inputs do not divide into the scheme's groups; [`Error::TensorValue`] for a weight that is not
+/// finite; [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] if there is no linear layer to
 /// quantize; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a file cannot be read or written.
 pub fn quantize(
     source: &dyn Source,
@@ -236,7 +238,7 @@ pub fn layers_to_quantize(
     Ok(Plan::new(source, options)?.contents.layers)
 }
 
-/// What becomes of each tensor.
+/// What happens to each tensor.
 struct Plan {
     contents: Contents,
     others: Vec<String>,
@@ -348,7 +350,7 @@ fn quantized(
     })
 }
 
-/// The codes that were given for a layer.
+/// The codes that a search has found for a layer.
 fn fitting(codes: &Fp8Tensor, layer: &Described) -> Result<Fp8Tensor> {
     let (n, k) = layer.sizes;
     let (got, wanted) = (codes.granularity(), layer.scheme.weight);

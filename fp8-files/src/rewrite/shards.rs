@@ -220,7 +220,7 @@ impl Shard {
             .values_mut()
             .for_each(|offset| *offset += header.len() as u64);
         let file = File::create_new(&path).map_err(FileError::io(&path, "create it"))?;
-        // Where the system reserves space, a disk that is too small fails here, before the work.
+        // If the system reserves the space, a full disk is an error here, before the work begins.
         file.set_len(length)
             .map_err(FileError::io(&path, "make it as long as it will be"))?;
         let file = PositionedFile::new(file);

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// A model some of whose tensors are multiplied by powers of two along their last dimension:
-/// [`Chosen::shifts`](crate::search::Chosen::shifts). [`quantize`](super::quantize) reads its source through one of these.
+/// A model in which some tensors are multiplied by powers of two along their last dimension:
+/// [`Chosen::shifts`](crate::search::Chosen::shifts). [`quantize`](super::quantize) reads its source through it.
 ///
 /// ```
 /// use candle_core::DType;

@@ -10,7 +10,7 @@ use fp8_candle::Fp8Tensor;
 use fp8_core::{Contraction, Format, Granularity};
 use std::ops::Range;
 
-/// Elements of a part, for so many bytes of memory. Several threads hold a part each: as stored, in f32, and in the steps between.
+/// Elements of a part, for a number of bytes of memory. Several threads hold a part each: as stored, in f32, and in intermediate steps.
 pub(super) fn slab(memory: u64) -> usize {
     usize::try_from(memory / 64).unwrap_or(usize::MAX).max(1)
 }

@@ -55,7 +55,7 @@ pub(crate) struct Piece {
     pub(crate) shape: Vec<usize>,
     /// The index of its first element in the stored tensor.
     pub(crate) first: usize,
-    /// Each of its rows is so many rows of the stored tensor after the one before it: 1 where they follow each other.
+    /// The distance, in rows of the stored tensor, from each of its rows to the next: 1 if they follow each other.
     pub(crate) step: usize,
 }
 
@@ -120,7 +120,7 @@ impl SafetensorsFile {
         })
     }
 
-    /// The bytes that the header describes, with the header.
+    /// The length that the file must have by its header: the header and the data.
     pub(crate) fn expected_length(&self) -> u64 {
         self.start + self.header.data_len() as u64
     }

@@ -1,8 +1,8 @@
-//! Codes and scales of a weight for which the layer's outputs have the smallest error, on the inputs of samples.
+//! Codes and scales of a weight that keep the error of the layer's outputs small, on the inputs of samples.
 //!
 //! Rounding each weight to nearest minimizes the error of the weight. The error of the outputs is smaller where the errors of the weights
-//! of one output cancel each other on typical inputs: after a weight is rounded, those that follow make up for it. What is written has
-//! the form of plain rounding.
+//! of one output cancel each other on typical inputs: after a weight is rounded, those that follow make up for it. The files have the
+//! form of plain rounding.
 //!
 //! | file | what is in it |
 //! |---|---|

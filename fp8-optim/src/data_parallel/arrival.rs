@@ -1,4 +1,4 @@
-//! The sums that come back.
+//! The sums that come back from the other ranks.
 
 use super::plan::Plan;
 use super::travel::Sum;

@@ -6,7 +6,7 @@
 //! | `plan.rs` | which gradients travel together, in which order |
 //! | `pass.rs` | one backward pass: gradients leave while it runs |
 //! | `travel.rs` | in which form they travel |
-//! | `arrival.rs` | what comes back |
+//! | `arrival.rs` | the sums that come back |
 
 mod arrival;
 mod pass;
@@ -32,13 +32,13 @@ use variables::Variables;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DataParallelOptions {
-    /// Gradients that are complete at the same time, those of a layer, travel together; layers are put together until they have this
-    /// many bytes. Default: 1 MiB.
+    /// Gradients of a layer, which are complete at the same time, travel together; layers are combined until they have this many
+    /// bytes. Default: 1 MiB.
     pub bucket_bytes: usize,
     /// Whether gradients leave while the backward pass runs, in the order that the first pass has shown. Turn it off for a model that
     /// uses a parameter more often in some steps than in the first one. Default: true.
     pub overlap: bool,
-    /// In which form gradients travel. Default: unchanged.
+    /// The form in which gradients travel. Default: unchanged.
     pub travel: GradientTravel,
     /// Whether all ranks begin with the values of rank 0. Default: true.
     pub broadcast_values: bool,

@@ -5,7 +5,7 @@ use crate::error::{OptimError, Result};
 use candle_core::{Device, Tensor};
 use fp8_ranks::ProcessGroup;
 
-/// What one rank's backward pass has shown.
+/// What one rank's backward pass has shown about the order of gradients.
 #[derive(Debug)]
 pub(super) struct Learned {
     /// All variables: those that are complete during the pass, in that order, then the others.
@@ -64,7 +64,7 @@ impl Plan {
         })
     }
 
-    /// Whether a variable is complete during the pass after so many gradients.
+    /// Whether a variable is complete during the pass once it has this number of gradients.
     pub(super) fn is_complete(&self, index: usize, times: u32) -> bool {
         times > 0 && self.times[index] == times
     }

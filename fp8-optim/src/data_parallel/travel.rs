@@ -6,15 +6,15 @@ use fp8_candle::{Fp8Tensor, Quantizer};
 use fp8_core::{Contraction, Format, Granularity};
 use fp8_ranks::{ProcessGroup, ReduceOp, Started};
 
-/// In which form gradients travel to the rank that adds them.
+/// The form in which gradients travel to the rank that adds them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GradientTravel {
-    /// As they are.
+    /// Unchanged.
     #[default]
     Unchanged,
     /// As E4M3 codes with a scale for every 128 values, 1.03 bytes for each; the sums are made in f32 and travel back in f32: 5.03 bytes
-    /// for each value in place of 8. Every rank's gradients are cast, its own too, so results depend on the number of ranks alone.
+    /// for each value in place of 8. A rank also casts the gradients that it adds itself, so results depend on the number of ranks alone.
     /// Gradients leave after the backward pass, not during it.
     Fp8,
 }

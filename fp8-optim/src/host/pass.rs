@@ -47,7 +47,7 @@ pub(crate) struct Measured {
 }
 
 /// The update of one element: from its value, gradient and moments to its new value. Loops run on a copy, whose numbers stay in registers:
-/// behind a reference, stores of results might change them, and a formula with branches would not vectorize.
+/// behind a reference, the compiler must assume that stores of results change them, and a formula with branches would not vectorize.
 pub(crate) trait Formula: Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync {}
 
 impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Copy + Sync> Formula for F {}

@@ -151,7 +151,7 @@ fn raise_block(values: &[f32], expands: bool, raised: &mut [f32]) -> (f32, u8) {
         #[inline(always)]
         || measure(values),
     );
-    // A moment that has overflowed stays the largest number.
+    // A moment that has overflowed keeps the largest number.
     let amax = largest.min(f32::MAX);
     let curve = match expands {
         true => Curve::for_spread(amax * values.len() as f32 / sum),
@@ -183,7 +183,7 @@ fn measure(values: &[f32]) -> (f32, f32) {
 }
 
 fn raise(values: &[f32], amax: f32, raised: &mut [f32], raise: impl Fn(f32) -> f32 + Copy) {
-    // Of nothing but zeros.
+    // A block of zeros.
     let divisor = if amax == 0. { 1. } else { amax };
     vectorized(
         #[inline(always)]

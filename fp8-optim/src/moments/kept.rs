@@ -94,7 +94,7 @@ impl Kept {
         (shape, dtype): (&Shape, DType),
         device: &Device,
     ) -> error::Result<Self> {
-        // The loaded tensor may be a variable that somebody writes to later.
+        // The loaded tensor may be a variable that is written to later.
         let copy = |tensor: &Tensor, device: &Device| -> Result<Tensor> {
             tensor.detach().to_device(device)?.contiguous()?.copy()
         };
@@ -104,7 +104,7 @@ impl Kept {
             return Ok(Self::Values(copy(values, device)?));
         }
         let blocks = Shape::from(shape.elem_count().div_ceil(BLOCK));
-        // Any byte but NaN, and none with a sign where no value has one.
+        // Any code but NaN, and no negative code where values are never negative.
         let largest = if moment.non_negative { 0x7E } else { 0xFE };
         let is_code = |x: f64| x <= f64::from(largest) && x != f64::from(0x7F);
         let codes = state.take_where(

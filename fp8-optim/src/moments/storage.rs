@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// | FP8 | 1.04: a code, and 5 bytes for each 128 codes |
 ///
 /// The formula runs in f32 either way. Moments of f64 variables stay f64. A state with either kind of moments can be loaded into an
-/// optimizer with the other: f32 moments are rounded to nearest then, and codes become the values that they stand for.
+/// optimizer with the other: f32 moments are then rounded to nearest, and codes become the values that they stand for.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -39,22 +39,22 @@ pub enum MomentStorage {
 /// Moments as E4M3 codes, in blocks of 128 elements of the flattened variable.
 ///
 /// A block has its amax, in f32, and a curve: the element `x` has the code of `448 (|x| / amax)^k`, with its sign. `k` is 1, or with
-/// [`Fp8Moments::expansion`] that of 1/2, 1, 2 and 4 with which the block fills the range of E4M3 best. This is the dynamic range
+/// [`Fp8Moments::expansion`] the one of 1/2, 1, 2 and 4 with which the block fills the range of E4M3 best. This is the dynamic range
 /// expansion of COAT ([arXiv:2410.19313](https://arxiv.org/abs/2410.19313)), whose `k` is any number: powers and roots of two cost no
 /// logarithms.
 ///
-/// A moment that is never negative does not become 0 either: AdamW divides by the root of its second moment, so a 0 there would make a step
-/// as large as `lr / eps`. What is too small for the smallest code gets that code.
+/// In a moment that is never negative, positive values never become 0: AdamW divides by the root of its second moment, so a 0 there would make
+/// a step as large as `lr / eps`. A value that is too small gets the smallest positive code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Fp8Moments {
     /// Whether blocks choose a curve. Default: true.
     pub expansion: bool,
-    /// Whether codes are rounded up or down at random, so that their mean is what the value is on the curve. (The mean of what the codes
-    /// stand for is the value itself where the curve is straight, and otherwise differs from it by less than a step between codes.) To nearest, a second moment would stand still where
-    /// its changes (0.1% of it in a step) are below half a step between codes. The random bits follow from the optimizer's seed, the step,
-    /// the variable's place among the sorted names and the element's index. Default: true.
+    /// Whether codes are rounded up or down at random, so that on the curve their mean is the value. (The mean of the decoded values is the
+    /// value itself if the curve is straight, and otherwise differs from it by less than a step between codes.) With rounding to nearest, a
+    /// second moment would stand still while its changes (0.1% of it in a step) are below half a step between codes. The random bits follow
+    /// from the optimizer's seed, the step, the variable's place among the sorted names and the element's index. Default: true.
     pub stochastic: bool,
 }
 

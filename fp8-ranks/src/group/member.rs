@@ -13,8 +13,8 @@ use std::sync::atomic::AtomicU64;
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) engine: Arc<dyn Engine>,
-    /// The same ranks in a group of their own for amaxes. They are reduced at other places of a program than everything else:
-    /// what ranks disagree about on one never meets data of the other.
+    /// The same ranks in a group of their own for amaxes. They are reduced at other places of a program than everything else,
+    /// so a disagreement between ranks on one communicator never mixes with data of the other.
     pub(super) amaxes: Arc<dyn Engine>,
     pub(super) options: GroupOptions,
     pub(super) counters: Counters,
@@ -68,7 +68,7 @@ impl Member {
         self.wait(operation, pending)
     }
 
-    /// Says where it happened, and lets the other ranks know: they wait for this one, which will not come.
+    /// Adds the place to a failure, and lets the other ranks know, because they wait for this one.
     pub(super) fn checked<T>(
         &self,
         operation: Operation,

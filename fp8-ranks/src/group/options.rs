@@ -1,4 +1,4 @@
-//! What a group can be told.
+//! The options of a group.
 
 use crate::sum::SumOrder;
 use std::time::Duration;

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The ranks that work on something together, as one of them sees it. Clones are the same group.
+/// A group of ranks that work together, as one of them sees it. Clones are the same group.
 ///
 /// **All ranks of a group make the same calls in the same order**, each with its own data. A call that fails lets the others
 /// know: in a group of processes it ends this process with a message (see [`crate::World`]), which ends the job; in a group of
@@ -105,7 +105,7 @@ impl ProcessGroup {
         Arc::clone(&self.member.engine)
     }
 
-    /// What the group was told.
+    /// The options of the group.
     pub fn options(&self) -> GroupOptions {
         self.member.options
     }
@@ -157,7 +157,7 @@ impl ProcessGroup {
         self.member.counters.reset();
     }
 
-    /// This rank cannot go on, and the others need not wait for it: ends the job with `reason` in the message (processes: this
+    /// This rank cannot continue, and the others need not wait for it: ends the job with `reason` in the message (processes: this
     /// process with a code other than 0), or gives the error to all (threads). In a group of one rank it is only made into an
     /// error.
     pub fn give_up(&self, reason: impl fmt::Display) -> Error {

@@ -6,7 +6,7 @@ use crate::error::{Failure, Operation, Result};
 use candle_core::Tensor;
 use std::sync::Arc;
 
-/// What is made of an engine's result.
+/// What is done with an engine's result.
 pub(super) type Then = Box<dyn FnOnce(Tensor) -> Result<Tensor, Failure> + Send>;
 
 pub(super) enum Stage {

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A hash of the gathers and scatters so far. Ranks with another one have gathered other parameters, or in another order, or cast them
-/// with other scales: their data would be wrong without any error, as tensors of one size fit each other.
+/// A hash of the gathers and scatters so far. Ranks whose hash differs have gathered other parameters, or in another order, or cast them
+/// with other scales. Tensors of the same size would be exchanged without any error, so their data would be wrong.
 #[derive(Debug, Default)]
 pub(super) struct Trace(AtomicU64);
 

@@ -126,7 +126,7 @@ impl ShardedVar {
         &self.0.placeholder
     }
 
-    /// Tells that a layer gathers the parameter where it computes. Its constructor calls this once.
+    /// Records that a layer gathers the parameter when it computes. The layer's constructor calls this once.
     pub fn claim(&self) {
         self.0.claims.fetch_add(1, Ordering::Relaxed);
     }
@@ -179,7 +179,7 @@ impl ShardedVar {
     /// Gives a tensor of one rank's elements per rank, such as the moment of an optimizer, the shape of the parameter. All ranks call it.
     ///
     /// # Errors
-    /// Those of the group; a tensor that has not the elements of this rank's range.
+    /// Those of the group; a tensor with another number of elements than this rank's range.
     pub fn gather_like(&self, part: &Tensor) -> Result<Tensor> {
         let flat = self.group().all_gather(part, self.0.layout.counts())?;
         self.shaped(flat)
@@ -251,7 +251,7 @@ impl ShardedVar {
         self.0.shared.trace.note(did, self.0.index, detail);
     }
 
-    /// An error of this rank alone, which the others are told of.
+    /// An error of this rank alone, which is reported to the others.
     fn failed(&self, error: candle_core::Error) -> crate::Error {
         let reason = format!("parameter `{}`: {error}", self.0.name);
         self.group().give_up(reason)

@@ -1,4 +1,4 @@
-//! A rank's hold on the meeting place.
+//! A rank's end of the meeting place.
 
 use super::fault::Fault;
 use super::hub::{Hub, Place, Taken};
@@ -134,7 +134,7 @@ impl Engine for ThreadEngine {
     }
 }
 
-/// A collective that this rank has come to.
+/// A collective that this rank has joined.
 #[derive(Debug)]
 struct Waiting {
     hub: Arc<Hub>,

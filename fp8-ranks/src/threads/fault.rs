@@ -7,13 +7,13 @@ use candle_core::Tensor;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It does not come. The others reach their deadline, and it ends with them.
+    /// It does not join. The others reach their deadline, and it ends with them.
     Stall,
     /// It panics.
     Panic,
     /// The collective fails on it.
     Error,
-    /// It gives something else than it was told.
+    /// It gives other data than it should.
     Corrupt(fn(&Tensor) -> candle_core::Result<Tensor>),
 }
 

@@ -54,7 +54,7 @@ pub(super) struct Place {
 }
 
 impl Hub {
-    /// A job of so many ranks, whose group is the first.
+    /// A job of this many ranks; the group of all is the first one.
     pub(super) fn new(ranks: usize) -> Arc<Self> {
         let hub = Self::default();
         hub.lock().new_group((0..ranks).collect());
@@ -72,7 +72,7 @@ impl Hub {
         self.changed.notify_all();
     }
 
-    /// A rank of the job comes to no collective any more.
+    /// A rank of the job joins no further collective.
     pub(super) fn leave(&self, rank: usize) {
         self.lock().left.push(rank);
         self.changed.notify_all();
@@ -141,7 +141,7 @@ impl Hub {
                 }
                 return Ok(taken);
             }
-            // After the above: what all have come to has its result on all, whatever happens next.
+            // Checked after the above: a collective that all ranks have joined has its result on all of them, whatever happens next.
             if let Some(failure) = &*broken {
                 return Err(failure.clone());
             }

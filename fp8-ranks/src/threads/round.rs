@@ -1,10 +1,10 @@
-//! One collective of all ranks of a group: do the calls fit, and what comes of them.
+//! One collective of all ranks of a group: whether the calls match, and their results.
 
 use crate::engine::{Call, Collective};
 use crate::error::Failure;
 use candle_core::{DType, Device, Tensor};
 
-/// What a rank has come with.
+/// The contribution of a rank.
 #[derive(Debug)]
 pub(super) enum Given {
     Call(Call),
@@ -20,7 +20,7 @@ impl Given {
     }
 }
 
-/// What came of it.
+/// Its outcome.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The result of each rank.

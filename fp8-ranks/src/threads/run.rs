@@ -31,7 +31,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// A job of so many ranks, at least one.
+    /// A job with this number of ranks, at least one.
     pub fn new(ranks: usize) -> Self {
         Self {
             ranks: ranks.max(1),
@@ -102,7 +102,7 @@ fn message(panic: &(dyn Any + Send)) -> &str {
     text.unwrap_or("without a message")
 }
 
-/// Calls `rank` on so many ranks, with the group of all. The results are in the order of ranks.
+/// Calls `rank` on this number of ranks, with the group of all. The results are in the order of ranks.
 ///
 /// # Panics
 /// If a rank panics.

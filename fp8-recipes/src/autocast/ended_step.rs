@@ -15,9 +15,9 @@ pub(super) struct UsedLayer {
     pub(super) state: Arc<Fp8State>,
     pub(super) config: Arc<ResolvedConfig>,
     pub(super) group: Option<Arc<dyn ReductionGroup>>,
-    /// A training guard has used it, so its rules are recorded.
+    /// Whether a training guard has used it, so that its rules are recorded.
     pub(super) noted: bool,
-    /// It has trained with scales other than calibrated ones since the step began.
+    /// Whether it has trained with scales other than calibrated ones since the step began.
     pub(super) trained: bool,
 }
 

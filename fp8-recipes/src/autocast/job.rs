@@ -1,4 +1,4 @@
-//! The models that a thread has trained, which may take part in a reduction over ranks that this rank does not notice.
+//! The models that a thread has trained, and which reduce over ranks even in steps in which this rank does not use them.
 
 use fp8_candle::StateTable;
 use fp8_candle::state::ReductionGroup;

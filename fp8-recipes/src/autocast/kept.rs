@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct KeptBytes {
     bytes: AtomicU64,
-    /// A layer has trained under a recipe that asks for it.
+    /// Whether a layer has trained under a recipe that asks for it.
     wanted: AtomicBool,
 }
 
@@ -24,7 +24,7 @@ impl KeptBytes {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// What was kept since the last step; warns if something should have been.
+    /// The bytes kept since the last step; warns if there are none although a recipe asks for them.
     pub(super) fn take(&self) -> u64 {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
         if self.wanted.swap(false, Ordering::Relaxed) && bytes == 0 {

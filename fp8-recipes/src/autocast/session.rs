@@ -29,12 +29,12 @@ pub(super) struct Session {
     purpose: Purpose,
     state: Mutex<Progress>,
     failed: AtomicBool,
-    /// A tensor was cast or a prepared layer used, in any step.
+    /// Whether, in any step, a tensor was cast or a prepared layer was used.
     used: AtomicBool,
     static_casts: AtomicU64,
     kept: KeptBytes,
     warned: AtomicBool,
-    /// Some layers that computed in high precision because they are not prepared.
+    /// Some of the layers that computed in high precision because they are not prepared.
     unprepared: Mutex<Vec<String>>,
 }
 
@@ -45,7 +45,7 @@ struct Progress {
     /// Layers that signed in since the last step ended, by address of their state.
     used: HashMap<usize, UsedLayer>,
     job: Job,
-    /// The gradients of the step before have been updated, of every table that reduces over ranks.
+    /// Whether the gradient scales of the step before are updated in every table that reduces over ranks.
     began: bool,
 }
 

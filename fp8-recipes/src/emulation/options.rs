@@ -112,8 +112,8 @@ impl EmulatorOptions {
     }
 
     /// Measures the casts of every `every`th step, the first one included, and appends them to the file `path` as a
-    /// [`StatsLog`](crate::StatsLog) does, under the number of steps that were done before: [`Emulator::optimizer_step`](super::Emulator::optimizer_step) writes them.
-    /// Statistics of [`EmulatorOptions::with_stats`] are emptied by it.
+    /// [`StatsLog`](crate::StatsLog) does, under the number of finished steps; [`Emulator::optimizer_step`](super::Emulator::optimizer_step)
+    /// writes them. This empties the statistics of [`EmulatorOptions::with_stats`].
     #[must_use]
     pub fn with_stats_log(mut self, path: impl AsRef<Path>, every: u64) -> Self {
         self.stats_log = Some(path.as_ref().to_path_buf());

@@ -49,7 +49,7 @@ pub enum DenseError {
         /// Values that fit.
         expected: String,
     },
-    /// A number of an initializer.
+    /// A number of an initializer is negative or not finite.
     #[error("{what} of an initializer is {value}, expected a finite number, 0 or more")]
     Initializer {
         /// Which number.
@@ -57,7 +57,7 @@ pub enum DenseError {
         /// Its value.
         value: f64,
     },
-    /// A stored parameter has none of the shapes that the layer reads.
+    /// A stored parameter has a shape that the layer cannot read.
     #[error("tensor `{tensor}` has shape {got:?}, expected {expected}")]
     StoredShape {
         /// Name of the tensor.
@@ -79,7 +79,7 @@ pub enum DenseError {
         /// Name of another.
         second: String,
     },
-    /// A layer that takes its sizes from its first input has not had one.
+    /// A layer that takes its sizes from its first input has not seen one yet.
     #[error(
         "layer `{path}` has no parameters yet: before `prepare_fp8`, the optimizer and the first FP8 guard, give it an input outside a \
          guard, or call `Dense::initialize` with the shape of one"

@@ -53,8 +53,8 @@ pub struct ExportReport {
     pub ignored: Vec<String>,
     /// Weights of linear layers that are stored under another name, with that name.
     pub tied: BTreeMap<String, String>,
-    /// Paths of prepared convolutions and of prepared dense layers with batch axes. In memory they compute in FP8; the file holds them in high precision, because FP8 checkpoints
-    /// have no form for them.
+    /// Paths of prepared convolutions and of prepared dense layers with batch axes. In memory they compute in FP8; the file holds them in high
+    /// precision, because FP8 checkpoints have no form for them.
     pub convolutions: Vec<String>,
 }
 

@@ -62,7 +62,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Tells the guard if `result` is an error: if the guard is then dropped, its step does not count.
+/// Informs the guard if `result` is an error, so that its step does not count if the guard is then dropped.
 pub(super) fn noting_failure<T>(context: Option<&Context>, result: Result<T>) -> Result<T> {
     if let (Err(_), Some(context)) = (&result, context) {
         context.note_failure();

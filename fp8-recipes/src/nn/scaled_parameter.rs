@@ -43,7 +43,7 @@ pub(super) fn value_of(parameter: Option<&Parameter>, dtype: DType) -> Result<Op
         .transpose()?)
 }
 
-/// Takes the gradient from a parameter. Scaled ones are not changed; one in parts becomes its placeholder of NaN.
+/// Detaches a parameter, so that it gets no gradient. Scaled ones are not changed; one in parts becomes its placeholder of NaN.
 pub(super) fn freeze(parameter: &mut Parameter) {
     match parameter {
         Parameter::Scaled(_) => {}

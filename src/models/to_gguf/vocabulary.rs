@@ -104,7 +104,9 @@ impl Reader<'_> {
 
     fn vocab(&self) -> Result<&Map<String, Value>, GgufError> {
         let vocab = self.json["model"]["vocab"].as_object();
-        vocab.ok_or_else(|| self.broken("model.vocab is not an object that maps texts to ids".into()))
+        vocab.ok_or_else(|| {
+            self.broken("model.vocab is not an object that maps texts to ids".into())
+        })
     }
 
     /// The texts of tokens with their kinds, by id, for a model with `rows` embeddings.

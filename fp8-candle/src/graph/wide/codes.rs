@@ -1,6 +1,6 @@
 //! Values that a node keeps in FP8: E4M3 codes, with a scale for each group of neighbouring features.
 //!
-//! The operation that asks first has the codes made, and every other reader of the value, or of a view of it, shares them. A
+//! The operation that asks first triggers the cast, and every other reader of the value, or of a view of it, shares the codes. A
 //! backward pass decodes them when an operation reads the value, and forgets the decoded values once the operation that asked
 //! first, and so reads last, has read them.
 

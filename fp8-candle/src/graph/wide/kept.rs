@@ -1,4 +1,4 @@
-//! What a node keeps of a value for its backward pass.
+//! What a node keeps for its backward pass in place of a value.
 
 use super::codes::Coded;
 use super::memos::{Memos, new_key};
@@ -7,7 +7,7 @@ use crate::base::error::Result;
 use candle_core::Tensor;
 use std::sync::Arc;
 
-/// A value that the backward pass can have again: to the bit, but for codes and what is computed from them.
+/// A value that the backward pass can get again: to the bit, except for codes and what is computed from them.
 #[derive(Clone)]
 pub(crate) enum Kept {
     Tensor(Tensor),

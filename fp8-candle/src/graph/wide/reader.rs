@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Reader {
     kept: Kept,
-    /// What no operation reads after this one has.
+    /// The value that no operation reads after this one.
     last: Option<usize>,
 }
 

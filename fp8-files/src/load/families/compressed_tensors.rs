@@ -89,7 +89,7 @@ pub(super) fn parse(at: &At<'_>) -> Result<Family> {
     })
 }
 
-/// Checks that a cache is FP8. Its scales are recognised by their names.
+/// Checks that a cache is FP8. Its scales are recognized by their names.
 fn check_cache(at: &At<'_>) -> Result<()> {
     if at.is_null() {
         return Ok(());

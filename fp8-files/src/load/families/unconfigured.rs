@@ -31,7 +31,7 @@ pub(in crate::load) fn plain_cast() -> Family {
     }
 }
 
-/// Files whose configuration cannot be read: tensors are told by all names that any family has.
+/// Files whose configuration cannot be read: tensors are recognized by all names of all families.
 pub(in crate::load) fn unknown() -> Family {
     Family {
         weight_scales: WEIGHT_SCALES,

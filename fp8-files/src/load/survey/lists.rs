@@ -1,4 +1,4 @@
-//! The lists of a configuration that name layers, entry by entry: which layers stay in high precision, which a group is for.
+//! The lists of a configuration that name layers, entry by entry: those that stay in high precision, and those of a group.
 
 use crate::load::at::At;
 use crate::load::families::Modules;
@@ -7,7 +7,7 @@ use crate::load::{FamilyName, config};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What the list of an entry says of the layers that it names.
+/// What the list of an entry says about the layers that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// They stay in high precision.

@@ -1,7 +1,7 @@
-//! Everything that can be known of a model's files although parts of them are faulty.
+//! Everything that can be known about a model's files even if parts of them are faulty.
 //!
-//! A [`Checkpoint`](super::Checkpoint) is refused with its first fault. Here the same code sorts and compares the tensors, but every error is
-//! collected, and what is sound is kept.
+//! A [`Checkpoint`](super::Checkpoint) is refused at its first fault. Here the same code sorts and compares the tensors, but collects all
+//! errors and keeps what is sound.
 
 mod lists;
 mod numbers;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 pub(crate) struct Survey {
     files: Files,
     catalogue: Catalogue,
-    /// What the loader refuses, and the stored name of the tensor where it does; empty for the configuration.
+    /// The loader's errors, each with the stored name of the tensor that causes it; the name is empty for the configuration.
     pub(crate) refused: Vec<(Error, String)>,
     /// `config.json`, if there is one that parses.
     pub(crate) config: Option<Value>,
@@ -153,7 +153,7 @@ impl Survey {
         self.files.families.first().map(|family| &**family)
     }
 
-    /// The family that the configuration, or the names of the tensors, say.
+    /// The family by the configuration, or by the names of the tensors.
     pub(crate) fn family(&self) -> FamilyName {
         self.own()
             .map_or(FamilyName::HIGH_PRECISION, |family| family.name)
@@ -271,7 +271,7 @@ impl Survey {
         names.find_map(|own| self.tensor(&join(path_and_names, own)))
     }
 
-    /// Whether a stored name ends like a scale of some family, and of the weights or of the inputs.
+    /// Whether a stored name ends like a scale of some family, and if so whether of a weight or of inputs.
     pub(crate) fn is_scale_name(name: &str) -> bool {
         let own = split(name).1;
         WEIGHT_SCALES.contains(&own) || INPUT_SCALES.contains(&own)

@@ -1,4 +1,4 @@
-//! The YAML at the head of a model card: entries are kept as they are written, so that nothing of them is lost.
+//! The YAML at the head of a model card. Entries are kept exactly as they are written, so that nothing is lost.
 
 /// Entries in order, each with its lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

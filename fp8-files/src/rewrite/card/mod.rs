@@ -12,15 +12,15 @@ use std::path::Path;
 /// The name of the file.
 pub const CARD_FILE: &str = "README.md";
 
-/// What a model is to its base, as the hub names it (`base_model_relation`).
+/// How a model relates to its base, in the hub's words (`base_model_relation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Relation {
     /// The same weights in fewer bits.
     Quantized,
-    /// Trained on.
+    /// Its weights, trained further.
     Finetune,
-    /// An adapter beside it.
+    /// An adapter for it.
     Adapter,
     /// The base with an adapter added to its weights.
     Merge,
@@ -37,15 +37,15 @@ impl Relation {
     }
 }
 
-/// A figure of a model, and the same of its base.
+/// A figure of a model, with that of its base.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Measure {
     /// What was measured, and on what.
     pub what: String,
-    /// Of the base, where that means anything.
+    /// For the base, where it has a meaning.
     pub base: Option<f64>,
-    /// Of the model.
+    /// For the model.
     pub model: f64,
 }
 
@@ -60,10 +60,10 @@ impl Measure {
     }
 }
 
-/// A model card: what a model was made of and how, and what was measured.
+/// A model card: what a model was made from, how, and what was measured.
 ///
-/// A card of the source is kept: the entries of its head (license, language, tags, ..) but for those that speak of its own base and of its
-/// own results, and its text, below the new one.
+/// The source's own card is kept: its text, below the new one, and the entries of its head (license, language, tags, ..) except for those about
+/// its own base and results.
 ///
 /// ```
 /// use fp8_files::rewrite::{Measure, ModelCard, Relation};
@@ -93,7 +93,7 @@ pub struct ModelCard {
 }
 
 impl ModelCard {
-    /// A card of the model `name`, which was made of `base`.
+    /// A card of the model `name`, which was made from `base`.
     pub fn new(name: impl Into<String>, base: impl Into<String>, relation: Relation) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_string();
         Self {
@@ -183,7 +183,7 @@ impl ModelCard {
     }
 
     fn head(&self, mut head: FrontMatter) -> FrontMatter {
-        // They speak of the source.
+        // These are about the source.
         for key in ["base_model", "base_model_relation", "model-index"] {
             head.remove(key);
         }
@@ -265,7 +265,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }
 
-/// Paths, with `*` for the numbers in those that are otherwise equal.
+/// Paths; those that differ only in numbers become one, with `*` in place of the numbers.
 fn grouped(paths: &[String]) -> Vec<String> {
     let mut groups: Vec<String> = vec![];
     for path in paths {
@@ -349,7 +349,7 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join(CARD_FILE)).unwrap();
         assert_eq!(text, card.to_string());
         assert!(text.contains("base_model: a/b\nbase_model_relation: merge\n"));
-        // Made anew of a folder with a card, it keeps that card.
+        // A card that is made from a folder with a card keeps that card.
         let next = card.with_source_of(Some(dir.path())).unwrap().to_string();
         assert!(next.contains("## Card of the base\n\n# new"), "{next}");
     }

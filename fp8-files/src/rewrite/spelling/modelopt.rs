@@ -125,7 +125,7 @@ pub(super) fn weight_scale(layer: &Described) -> Layout {
 }
 
 fn producer() -> Value {
-    // Readers recognise the family by this name.
+    // Readers recognize the family by this name.
     json!({ "name": "modelopt", "version": concat!("fp8-", env!("CARGO_PKG_VERSION")) })
 }
 

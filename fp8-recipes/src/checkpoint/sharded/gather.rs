@@ -39,7 +39,7 @@ pub fn save_gathered<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     }
     let state = optimizer.optimizer_state()?;
     let Parts { ranges, others } = of_optimizer(&state, map);
-    // A rank without a part of a parameter has no moments of it.
+    // A rank that holds no part of a parameter has no moments for it.
     let names: BTreeSet<(String, String)> = ranges.keys().cloned().collect();
     let names: BTreeSet<(String, String)> =
         gathered(&names, group)?.into_iter().flatten().collect();

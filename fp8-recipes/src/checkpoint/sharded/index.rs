@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Its name in the checkpoint's directory. A checkpoint without it is not complete.
 pub(super) const INDEX: &str = "index.json";
 const VERSION: u32 = 1;
-/// More than a model of millions of parameters needs.
+/// A limit above what the index of a very large model needs.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// The index.
@@ -95,7 +95,7 @@ impl Index {
             return bad("it names no files".into());
         }
         for file in &index.files {
-            // Files of this directory only.
+            // Only files of this directory are accepted.
             if Path::new(file).file_name() != Some(file.as_ref()) {
                 return bad(format!("`{file}` is not the name of a file"));
             }

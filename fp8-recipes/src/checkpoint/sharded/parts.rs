@@ -14,7 +14,7 @@ pub(super) struct Parts {
     pub(super) others: Vec<(String, Tensor)>,
 }
 
-/// Tells moments from other tensors, such as the count of steps.
+/// Separates moments from other tensors, such as the count of steps.
 pub(super) fn of_optimizer(state: &OptimizerState, map: &ShardedVarMap) -> Parts {
     let (mut ranges, mut others) = (BTreeMap::new(), vec![]);
     for (name, tensor) in state.tensors() {

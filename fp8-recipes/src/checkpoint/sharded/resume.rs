@@ -58,7 +58,7 @@ pub fn resume_sharded<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     Ok(read.meta)
 }
 
-/// What this rank needs of a checkpoint.
+/// The part of a checkpoint that this rank needs.
 struct Read {
     meta: TrainingMeta,
     parameters: BTreeMap<String, Tensor>,

@@ -66,7 +66,7 @@ pub fn save_sharded<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
 ) -> Result<()> {
     let (dir, group) = (dir.as_ref(), map.group());
     gather_state(model, group)?;
-    // Other names than those of the files that the index names now.
+    // Names that differ from those of the files in the present index.
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let tag = format!("{}-{:x}", meta.step, now.unwrap_or_default().as_nanos());
     let tag = group.broadcast_bytes(Some(tag.as_bytes()), 0)?;
@@ -103,7 +103,7 @@ pub fn save_sharded<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     Ok(group.barrier()?)
 }
 
-/// Removes files of earlier checkpoints. The checkpoint is complete: what cannot be removed is only left over.
+/// Removes files of earlier checkpoints. The checkpoint is complete by now, so a file that cannot be removed does no harm.
 fn remove_others(dir: &Path, files: &[String]) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;

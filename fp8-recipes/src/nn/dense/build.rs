@@ -131,7 +131,7 @@ impl DenseGeneral {
     }
 }
 
-/// The path of a layer that has none, in messages.
+/// What messages print for a layer without a path.
 const NO_PATH: &str = "without a path";
 
 /// A layer without its parameters.
@@ -275,7 +275,7 @@ impl Parts {
             return Ok(bias);
         }
         let init = &self.config.bias_init;
-        // Not the random numbers of the kernel.
+        // Other random numbers than those of the kernel.
         init.create(vb, "bias", &dims, [1, count], seed.wrapping_add(1))
     }
 

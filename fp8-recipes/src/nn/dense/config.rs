@@ -40,7 +40,7 @@ pub struct DenseConfig {
     pub stored_as_matrix: bool,
     /// The logical axes of the kernel's dimensions: of two if it is stored as a matrix. Empty where they have no names.
     pub kernel_axes: AxisNames,
-    /// The logical axes of the bias' dimensions. Empty where they have no names.
+    /// The logical axes of the bias's dimensions. Empty where they have no names.
     pub bias_axes: AxisNames,
     /// Which mesh axis splits each logical axis.
     pub axis_rules: Option<AxisRules>,

@@ -9,7 +9,7 @@ use std::fmt;
 /// The axes of a [`DeviceMesh`] that divide the dimensions of a linear layer; None leaves a dimension whole on every rank.
 ///
 /// x `[batch, input]` times weight `[output, contracted]` is y `[batch, output]`. `input` and `contracted` have the same features, but
-/// the part of x that a rank is given may be another than the part of the weight that it holds. No axis divides two dimensions of
+/// the part of x that a rank gets may differ from the part of the weight that it holds. No axis divides two dimensions of
 /// one tensor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -30,7 +30,7 @@ impl LinearAxes {
         Self::default()
     }
 
-    /// The same axes with another one of the tokens.
+    /// The same axes, with another axis for the tokens.
     pub fn with_batch(self, axis: impl Into<String>) -> Self {
         Self {
             batch: Some(axis.into()),
@@ -38,7 +38,7 @@ impl LinearAxes {
         }
     }
 
-    /// The same axes with another one of the features of x.
+    /// The same axes, with another axis for the features of x.
     pub fn with_input(self, axis: impl Into<String>) -> Self {
         Self {
             input: Some(axis.into()),
@@ -46,7 +46,7 @@ impl LinearAxes {
         }
     }
 
-    /// The same axes with another one of the weight's input features.
+    /// The same axes, with another axis for the weight's input features.
     pub fn with_contracted(self, axis: impl Into<String>) -> Self {
         Self {
             contracted: Some(axis.into()),
@@ -54,7 +54,7 @@ impl LinearAxes {
         }
     }
 
-    /// The same axes with another one of the output features.
+    /// The same axes, with another axis for the output features.
     pub fn with_output(self, axis: impl Into<String>) -> Self {
         Self {
             output: Some(axis.into()),
@@ -144,12 +144,12 @@ impl LinearAxes {
         Ok(())
     }
 
-    /// Whether ranks with other rows of x hold the other input features of the weight: then the weight is gathered for the product.
+    /// Whether the other input features of the weight are on ranks with other rows of x; the weight is then gathered for the product.
     pub(super) fn gathers_weight(&self) -> bool {
         self.contracted.is_some() && self.contracted == self.batch
     }
 
-    /// The axis along which the product is a sum of summands.
+    /// The axis along which ranks hold summands of the product.
     pub(super) fn summed(&self) -> &Option<String> {
         match self.gathers_weight() {
             true => &None,

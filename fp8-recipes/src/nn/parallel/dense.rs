@@ -10,11 +10,11 @@ use fp8_candle::LayerShards;
 use fp8_ranks::graph::{sum_of_summands, used_in_parts};
 use fp8_ranks::{DeviceMesh, ProcessGroup};
 
-/// [`DenseGeneral`] in parts, as its names of axes and their rules divide the kernel over a [`DeviceMesh`].
+/// [`DenseGeneral`] in parts, where the names of the kernel's axes and their rules say how a [`DeviceMesh`] divides it.
 ///
-/// Each rank gets x with its part of the contracted dimensions, as the kernel is divided, and gives y with its part of the features. The
-/// tokens, the other dimensions of x, may be divided too. Casts have the scales of the whole tensors, as those of
-/// [`ParallelLinear`](super::ParallelLinear) have, and gradients of kernel and bias are those of this rank's tokens.
+/// Each rank gets x with its part of the contracted dimensions, divided as in the kernel, and returns y with its part of the features. The
+/// tokens, which are the other dimensions of x, may be divided too. As in [`ParallelLinear`](super::ParallelLinear), casts have the scales of
+/// the whole tensors, and gradients of kernel and bias are those of this rank's tokens.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor, Var};
@@ -57,7 +57,7 @@ impl ParallelDense {
     /// the other dimensions of x. All ranks of the mesh call it. Prepare it for FP8 afterwards.
     ///
     /// # Errors
-    /// [`LayerError::Axes`] for batch axes, and where one axis divides two dimensions of a tensor, or the bias is divided otherwise than the
+    /// [`LayerError::Axes`] for batch axes, or if one axis divides two dimensions of a tensor, or the bias is not divided like the
     /// features; errors of [`DenseGeneral::new`], and of the ranks.
     pub fn new(
         kernel: Tensor,
@@ -80,7 +80,7 @@ impl ParallelDense {
         };
         let of_bias = self::assigned(&config, "bias", &config.bias_axes)?;
         if bias.is_some() && names(&of_bias) != features {
-            let text = "the bias is divided otherwise than the features of the kernel";
+            let text = "the bias is not divided like the features of the kernel";
             return Err(problem(text.into()));
         }
         let (contracted, features) = (texts(&contracted), texts(&features));

@@ -10,11 +10,11 @@ use candle_nn::{Init, VarBuilder};
 use fp8_ranks::graph::{gathered, gathered_for_own_data, own_part, sum_of_summands, used_in_parts};
 use fp8_ranks::{DeviceMesh, ProcessGroup};
 
-/// `y = x weight^T + bias` of parts that the ranks of a [`DeviceMesh`] hold, as [`LinearAxes`] says: tensor parallel layers, also those
-/// whose tokens are divided.
+/// `y = x weight^T + bias`, where each rank of a [`DeviceMesh`] holds the parts that [`LinearAxes`] says: tensor parallel layers, with tokens
+/// divided or not.
 ///
-/// All ranks call it at the same place, each with its part of x, and get their part of y. Casts have the scales of the whole tensors:
-/// codes and scales are those of the layer on one rank, sums are those of its parts.
+/// All ranks call it at the same place, each with its part of x, and get their part of y. Casts have the scales of the whole tensors, so codes
+/// and scales are those of the layer on one rank; sums have the order of the parts.
 ///
 /// | axes | a rank | forward | backward |
 /// |---|---|---|---|
@@ -22,7 +22,7 @@ use fp8_ranks::{DeviceMesh, ProcessGroup};
 /// | input and contracted | has some input features and their part of x ([`row_parallel_linear`]) | results are added | nothing |
 /// | contracted alone | has some input features | takes its part of x; results are added | gradients of x are gathered |
 /// | input alone | has all input features | x is gathered | takes its part of the gradient |
-/// | contracted and batch, the same | has some input features, and other tokens than their holders | the weight is gathered | its gradient is averaged and scattered |
+/// | contracted and batch, the same | has some input features, and some of the tokens | the weight is gathered | its gradient is averaged and scattered |
 ///
 /// Gradients of weight and bias are those of this rank's tokens: [`DataParallel`](crate::optim::DataParallel) averages them over the axis of
 /// the batch. Delayed scaling needs the guard's group to be all ranks of the mesh.
@@ -188,7 +188,7 @@ pub fn column_parallel_linear(
 }
 
 /// A layer with a bias whose input features are divided over `axis`: x is in parts, y whole on each rank. `vb` holds this rank's
-/// part of the weight, and the bias, which begins at 0: it has to be the same on all ranks.
+/// part of the weight, and the bias, which begins at 0: it must be the same on all ranks.
 ///
 /// # Errors
 /// As [`column_parallel_linear`].
@@ -206,7 +206,7 @@ pub fn row_parallel_linear(
     ParallelLinear::new(weight, Some(bias), axes, mesh, &vb.prefix())
 }
 
-/// candle-nn's initialization of a linear layer with so many input features.
+/// candle-nn's initialization of a linear layer with this number of input features.
 fn initial(in_features: usize) -> Init {
     Init::Randn {
         mean: 0.,

@@ -12,7 +12,7 @@ pub(super) fn group(mesh: &DeviceMesh, axes: &[&str]) -> Result<Option<ProcessGr
         [] => Ok(None),
         [axis] => match mesh.axis(axis) {
             Some(group) => Ok(Some(group.clone())),
-            // Its error names the axes that there are.
+            // Its error names the axes of the mesh.
             None => Ok(Some(mesh.axes(axes)?)),
         },
         axes => Ok(Some(mesh.axes(axes)?)),

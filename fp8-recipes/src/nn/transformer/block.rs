@@ -147,7 +147,7 @@ macro_rules! calls {
 }
 pub(super) use calls;
 
-/// The error of a module with other layers than it is made of: a bug.
+/// The error for a module whose layers do not fit its body, which is a bug.
 pub(super) fn missing<T>(what: &'static str) -> Result<T> {
     Err(candle_core::Error::Msg(what.into()).into())
 }

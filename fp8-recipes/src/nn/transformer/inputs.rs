@@ -18,7 +18,7 @@ use fp8_core::setters;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct LayerInputs<'a> {
-    /// cos and sin of the tokens' positions, `[tokens, head_dim / 2]`; None does not rotate queries and keys.
+    /// cos and sin of the tokens' positions, `[tokens, head_dim / 2]`; with None, queries and keys are not rotated.
     pub rope: Option<(&'a Tensor, &'a Tensor)>,
     /// How many tokens each batch entry has before its padding; None: all.
     pub key_lengths: Option<Vec<usize>>,

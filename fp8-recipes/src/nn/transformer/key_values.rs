@@ -51,7 +51,7 @@ impl<A: Array> KeyValues<A> {
         done
     }
 
-    /// Appends keys and values of new tokens; returns all that a new token may attend to.
+    /// Appends keys and values of new tokens; returns everything that a new token may attend to.
     pub(super) fn append(&mut self, k: A, v: A, window: Option<usize>) -> Result<(A, A)> {
         let (mut k, mut v) = match &self.0 {
             Some((old_k, old_v)) => (A::cat(&[old_k, &k], 2)?, A::cat(&[old_v, &v], 2)?),
