@@ -43,7 +43,7 @@ struct Cli {
 enum Command {
     /// Show the family and the FP8 layers of a checkpoint.
     Inspect(inspect::Args),
-    /// Check whether a checkpoint is what it says: name every fault that makes it load as nonsense.
+    /// Check whether a checkpoint is what it says: name the faults that make it load as nonsense.
     Check(check::Args),
     /// Quantize the linear layers of a model.
     Quantize(quantize::Args),
