@@ -24,13 +24,13 @@ pub struct Args {
     #[command(flatten)]
     layers: layers::Options,
     /// Tokens of the prompt to read [default: 512, or the model's positions if it has fewer]
-    #[arg(long, value_name = "N", value_parser = at_least(1))]
+    #[arg(long, value_name = "N", conflicts_with = "layers", value_parser = at_least(1))]
     prefill: Option<usize>,
     /// Tokens to write, one by one, after a prompt of 16 [default: 64, or as many as the model has positions for]
-    #[arg(long, value_name = "N", value_parser = at_least(1))]
+    #[arg(long, value_name = "N", conflicts_with = "layers", value_parser = at_least(1))]
     decode: Option<usize>,
     /// How often to repeat each measurement; the fastest run counts
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least(1))]
+    #[arg(long, value_name = "N", default_value_t = 3, conflicts_with = "layers", value_parser = at_least(1))]
     repeats: usize,
     /// Print the result as JSON
     #[arg(long)]

@@ -79,6 +79,13 @@ fn respell(args: &Args, spelling: Spelling) -> Result<()> {
 }
 
 fn to_gguf(args: &Args) -> Result<()> {
+    if args.power_of_two_inputs {
+        let flag = "--power-of-two-inputs";
+        return Err(Usage(format!(
+            "{flag} is for FP8, which a GGUF file does not hold"
+        ))
+        .into());
+    }
     let model: Box<dyn Source> = match is_gguf(&args.dir) {
         true => source::open(&args.dir)?,
         false => Box::new(args.opening.open(&args.dir)?),

@@ -66,6 +66,7 @@ impl Choice {
             (self.amaxes.is_some(), "--amaxes"),
             (self.calibrate.is_some(), "--calibrate"),
             (self.search.is_some(), "--search"),
+            (self.samples.is_some(), "--samples"),
         ];
         given
             .into_iter()
@@ -90,6 +91,23 @@ impl Choice {
         format!("{scheme}, spelt as {}", self.to)
     }
 
+    /// Fails for a flag that has no effect under `scheme` or beside the others.
+    fn check(&self, scheme: Scheme) -> Result<()> {
+        let given = [
+            (self.amaxes.is_some(), "--amaxes"),
+            (self.calibrate.is_some(), "--calibrate"),
+        ];
+        let given = given.into_iter().find(|(given, _)| *given);
+        if let (false, Some((_, flag))) = (scheme.needs_calibration(), given) {
+            let why = format!("{flag} is for static inputs, and --scheme is {scheme}");
+            return Err(Usage(why).into());
+        }
+        if self.samples.is_some() && self.calibrate.is_none() && self.search.is_none() {
+            return Err(Usage("--samples needs --calibrate or --search".into()).into());
+        }
+        Ok(())
+    }
+
     /// The options for a scheme; `model`, the model of `weights`, is run for its inputs' amaxes and for the search, if a text was given
     /// for that.
     pub fn options(
@@ -99,6 +117,7 @@ impl Choice {
         model: &crate::model::Source,
         weights: &dyn rewrite::Source,
     ) -> Result<QuantizeOptions> {
+        self.check(scheme)?;
         let options = QuantizeOptions::new(scheme)
             .with_spelling(self.to)
             .with_ignore(self.ignore.clone())

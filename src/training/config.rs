@@ -30,7 +30,7 @@ pub struct TrainerConfig {
     pub prepare: PrepareOptions,
     /// Parts of a batch whose gradients are computed one after the other and added.
     pub micro_batches: usize,
-    /// Measures the casts of every step whose number is a multiple of this.
+    /// Measures the casts of every step whose number is a multiple of this, at least 1; only under a recipe.
     pub stats_every: Option<u64>,
     /// Further settings that a resumed run must agree with, such as those of the data.
     pub settings: Value,
@@ -54,12 +54,17 @@ impl TrainerConfig {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        match self.micro_batches {
-            0 => Err(Error::Setting {
-                key: "micro_batches",
-                value: "0".into(),
-                expected: "at least 1",
-            }),
+        let wrong = |key, value: u64, expected| {
+            Err(Error::Setting {
+                key,
+                value: value.to_string(),
+                expected,
+            })
+        };
+        match (self.micro_batches, self.stats_every, &self.recipe) {
+            (0, ..) => wrong("micro_batches", 0, "at least 1"),
+            (_, Some(0), _) => wrong("stats_every", 0, "at least 1"),
+            (_, Some(steps), None) => wrong("stats_every", steps, "None without a recipe"),
             _ => Ok(()),
         }
     }

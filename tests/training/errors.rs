@@ -89,6 +89,21 @@ fn a_checkpoint_of_other_settings_is_refused() -> Outcome {
 }
 
 #[test]
+fn measurements_need_casts() -> Outcome {
+    let dir = folder();
+    for (recipe, every, expected) in [
+        ("f32", 1, "stats_every is 1, expected None without a recipe"),
+        ("delayed", 0, "stats_every is 0, expected at least 1"),
+    ] {
+        let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;
+        let config = settings(recipe, 1).with_stats_every(Some(every));
+        let trainer = Trainer::new("run", base.model, base.vars, objective(dir.path()), config);
+        assert_eq!(trainer.err().expect("refused").to_string(), expected);
+    }
+    Ok(())
+}
+
+#[test]
 fn a_parameter_without_a_gradient_is_named() -> Outcome {
     let dir = folder();
     let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;

@@ -17,6 +17,8 @@ use std::path::PathBuf;
 
 /// Tokens that the model sees at once.
 const WINDOW: usize = 512;
+/// Texts that an encoder reads at once.
+const BATCH: usize = 32;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -32,8 +34,9 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least(2))]
     window: Option<usize>,
     /// Texts, or queries with their texts, that an encoder reads at once; each query chooses among these texts
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least(1))]
-    batch: usize,
+    /// [default: 32]
+    #[arg(long, value_name = "N", value_parser = at_least(1))]
+    batch: Option<usize>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -51,10 +54,14 @@ pub fn run(args: &Args) -> Result<()> {
             if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
                 return Err(Usage(format!("{flag} is for language models")).into());
             }
-            return encoder::run(&args.source, model, &args.data, args.batch, args.json);
+            let batch = args.batch.unwrap_or(BATCH);
+            return encoder::run(&args.source, model, &args.data, batch, args.json);
         }
         _ => bail!("{} cannot be measured", args.source.path().display()),
     };
+    if args.batch.is_some() {
+        return Err(Usage("--batch is for encoders".into()).into());
+    }
     let bytes = read_bytes(&args.data, MAX_TEXT)?;
     let text = String::from_utf8_lossy(&bytes);
     let tokenizer = args.source.tokenizer()?;

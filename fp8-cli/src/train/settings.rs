@@ -3,7 +3,7 @@
 use crate::card::Card;
 use crate::usage::Usage;
 use anyhow::{Result, ensure};
-use fp8::optim::{AdamWConfig, LrSchedule};
+use fp8::optim::{AdamWConfig, DecayScope, LrSchedule};
 use fp8::training::{DatasetOptions, TrainerConfig, Validation};
 use fp8::{PrepareOptions, Recipe, RecipeName};
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub struct Settings {
     /// Steps in which the learning rate rises [default: a twentieth of all]
     #[arg(long, value_name = "N")]
     pub warmup: Option<u64>,
-    /// Weight decay of matrices
+    /// Weight decay of matrices; biases and norms do not decay
     #[arg(long, value_name = "X", default_value_t = 0.)]
     pub weight_decay: f64,
     /// The norm that gradients are clipped to
@@ -145,6 +145,7 @@ impl Settings {
         let optimizer = AdamWConfig {
             lr,
             weight_decay: self.weight_decay,
+            decay_scope: DecayScope::Matrices,
             max_grad_norm: Some(self.max_grad_norm),
             ..AdamWConfig::default()
         };
@@ -228,5 +229,27 @@ impl<'a> Fixed<'a> {
             dropout: settings.dropout,
             seed: settings.seed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: super::super::Args,
+    }
+
+    #[test]
+    fn weight_decay_is_that_of_matrices() -> Result<()> {
+        let line = "fp8 model --out run --data a.txt --weight-decay 0.5";
+        let settings = Cli::try_parse_from(line.split(' '))?.args.settings;
+        let optimizer = settings.trainer()?.optimizer;
+        assert_eq!(optimizer.weight_decay, 0.5);
+        assert_eq!(optimizer.decay_scope, DecayScope::Matrices);
+        Ok(())
     }
 }

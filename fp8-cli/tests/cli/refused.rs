@@ -137,6 +137,51 @@ fn an_existing_directory_is_replaced_only_with_overwrite() {
 }
 
 #[test]
+fn flags_without_effect_are_refused() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let (data, _) = inputs(&dir);
+    let out = dir.join("out");
+    let cases: [(&[&str], &str); 6] = [
+        (
+            &["quantize", &model, "--out", &out, "--calibrate", &data],
+            "--calibrate is for static inputs, and --scheme is channel-token",
+        ),
+        (
+            &["quantize", &model, "--out", &out, "--amaxes", &data],
+            "--amaxes is for static inputs, and --scheme is channel-token",
+        ),
+        (
+            &["quantize", &model, "--out", &out, "--samples", "2"],
+            "--samples needs --calibrate or --search",
+        ),
+        (
+            &[
+                "convert",
+                &model,
+                "--to",
+                "gguf",
+                "--out",
+                &out,
+                "--power-of-two-inputs",
+            ],
+            "--power-of-two-inputs is for FP8",
+        ),
+        (&["bench", &model, "--layers", "--decode", "2"], "--decode"),
+        (
+            &["eval", &model, "--data", &data, "--batch", "2"],
+            "--batch is for encoders",
+        ),
+    ];
+    for (args, part) in cases {
+        let (code, line) = refusal(args);
+        assert_eq!(code, 2, "{args:?}: {line}");
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+    assert!(!std::fs::exists(&out).unwrap());
+}
+
+#[test]
 fn invalid_arguments_exit_with_code_2_and_a_suggestion() {
     let dir = Dir::new();
     let model = speaking("ct_static_tensor", &dir.join("model"));
