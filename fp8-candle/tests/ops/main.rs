@@ -6,5 +6,6 @@ mod few_tokens;
 mod forward;
 mod gradients;
 mod isa;
+mod linear;
 mod profile;
 mod wide;

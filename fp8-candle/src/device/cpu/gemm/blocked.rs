@@ -3,12 +3,12 @@
 //! Every FP8 value is exact in bf16 and f32, and every product of two of them in f32. The order of each sum depends only on
 //! the sizes: slices of the sum are added in order, for any tiles and threads.
 
+use super::super::scratch::Scratch;
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::product::{PackedA, Panels, Product, TASK_CODES};
 use super::results::Block;
-use super::scratch::Scratch;
 use super::side::{Codes, Side};
 use crate::base::parallel::shared::Shared;
 use fp8_core::HighPrecision;

@@ -1,11 +1,11 @@
 //! What the blocked GEMM needs from the kernels of a processor.
 
+use super::super::scratch::Plain;
 use super::layout::Order;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
 use super::prefetch;
 use super::results::Block;
-use super::scratch::Plain;
 use super::side::Side;
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format};

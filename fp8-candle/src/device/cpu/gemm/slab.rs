@@ -4,9 +4,9 @@
 //! number of threads.
 
 use super::super::cast::decode_unscaled;
+use super::super::scratch::Scratch;
 use super::epilogue::Epilogue;
 use super::layout::unpack_codes;
-use super::scratch::Scratch;
 use super::side::{Codes, Side};
 use fp8_core::{Contraction, HighPrecision};
 use rayon::prelude::*;
