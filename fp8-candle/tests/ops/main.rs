@@ -8,4 +8,5 @@ mod gradients;
 mod isa;
 mod linear;
 mod profile;
+mod tmp_bench;
 mod wide;

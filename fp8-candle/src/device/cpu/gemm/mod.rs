@@ -1,6 +1,7 @@
 //! FP8 GEMM on the host: in tiles if there are kernels for the processor (`blocked.rs`); otherwise, and for scales that change
-//! within a tile, on decoded slabs (`slab.rs`).
+//! within a tile, on decoded values (`decoded.rs`).
 
+mod decoded;
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "tiles use the rest")
@@ -13,7 +14,6 @@ mod epilogue;
 mod layout;
 mod scales;
 mod side;
-mod slab;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod blocked;
@@ -179,7 +179,7 @@ fn multiply<T: HighPrecision>(
     let mut values = super::pages::vec_for::<T>(len);
     let out: &mut [MaybeUninit<T>] = &mut values.spare_capacity_mut()[..len];
     if !tiled(isa, a, b, bias, out) {
-        slab::gemm(a, b, bias, out);
+        decoded::gemm(isa, a, b, bias, out);
     }
     // SAFETY: both GEMMs write every element, or panic.
     unsafe { values.set_len(len) };
