@@ -1,4 +1,4 @@
-//! Differentiable operations: values, gradients, few tokens, no tokens, errors, profiles, and operations in wide nodes.
+//! Differentiable operations: values, gradients, few tokens, no tokens, errors, profiles, and operations in wide nodes, also with values kept in FP8.
 
 mod empty;
 mod errors;
@@ -6,7 +6,7 @@ mod few_tokens;
 mod forward;
 mod gradients;
 mod isa;
+mod kept;
 mod linear;
 mod profile;
-mod tmp_bench;
 mod wide;
