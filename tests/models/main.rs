@@ -6,6 +6,7 @@ mod gguf;
 mod goldens;
 mod latent;
 mod real;
+mod rollout;
 mod search;
 mod streams;
 mod threads;
