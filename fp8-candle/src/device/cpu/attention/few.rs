@@ -3,7 +3,7 @@
 //!
 //! Every sum has the order that it has in `forward.rs`.
 
-use super::super::gemm::Scratch;
+use super::super::scratch::Scratch;
 use super::block::tiles;
 use super::layout::{PANEL, Panel, Rows, Sums};
 use super::pack::Packer;

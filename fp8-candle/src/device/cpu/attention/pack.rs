@@ -1,6 +1,6 @@
 //! Packing of tokens as operands.
 
-use super::super::gemm::Scratch;
+use super::super::scratch::Scratch;
 use super::layout::PANEL;
 use super::source::View;
 use super::units::{Units, bits};

@@ -4,7 +4,7 @@
 //! one cell. The left operand of a product has rows of cells, of any strides; the right one has panels of 32 columns, one cell
 //! of each column per step.
 
-use super::super::gemm::Plain;
+use super::super::scratch::Plain;
 use super::layout::{Panel, Rows, Sums};
 use super::source::View;
 use std::ops::Range;

@@ -83,11 +83,8 @@ use {
 #[cfg(target_arch = "aarch64")]
 use {engine_f32::F32Engine, kernel::Engine, pack_neon as pack_f32, tile_neon::Neon};
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use super::scratch::{Plain, Scratch};
 pub(super) use epilogue::Epilogue;
 pub(super) use layout::{Order, pack_codes, unpack_codes};
-pub(super) use scratch::{Plain, Scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use {engine_f32::tiles, pack_bf16::transpose_16, tile_bf16::as_bf16};
 
