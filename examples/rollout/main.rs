@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     end(run(&Args::parse()))
 }
 
-pub fn run(args: &Args) -> Result<()> {
+fn run(args: &Args) -> Result<()> {
     ensure!(
         args.tokens > 0 && args.sequences > 0 && (1..model::POSITIONS).contains(&args.length),
         "--tokens and --sequences are at least 1, --length is at least 1 and below {}",

@@ -4,7 +4,6 @@ mod arguments;
 mod cached;
 mod model;
 mod options;
-mod speed;
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::Result;
