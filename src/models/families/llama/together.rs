@@ -17,7 +17,7 @@ impl Llama {
             cache.make_room(1, 1, self.layers.len())?;
         }
         let mut logits = vec![];
-        // A row must not depend on the others.
+        // Rows whose inputs share scales would depend on each other.
         let most = match self.shares_scales {
             true => 1,
             false => caches.len().max(1),
