@@ -87,11 +87,7 @@ fn compare(name: &str, policy: &Llama, trainer: &Llama, args: &Args) -> Result<(
 }
 
 /// Sequences of `length + 1` tokens, and the log-probability of each token after the first.
-fn rollouts(
-    policy: &Llama,
-    args: &Args,
-    random: &mut Random,
-) -> Result<Vec<(Vec<u32>, Vec<f32>)>> {
+fn rollouts(policy: &Llama, args: &Args, random: &mut Random) -> Result<Vec<(Vec<u32>, Vec<f32>)>> {
     let vocabulary = policy.vocab_size() as f64;
     let begin = |_| (vec![(random.next() * vocabulary) as u32], vec![]);
     let mut rollouts: Vec<(Vec<u32>, Vec<f32>)> = (0..args.sequences).map(begin).collect();

@@ -140,18 +140,30 @@ fn tokens_have_the_same_bits_in_pieces_of_any_length() -> Result<()> {
             assert!(got == whole, "{dir:?} in pieces of {pieces:?}");
         }
         let row = bits(&model.forward(&ids.narrow(0, 1, 1)?)?);
-        assert!(row == whole[row.len()..2 * row.len()], "{dir:?}: a row alone");
+        assert!(
+            row == whole[row.len()..2 * row.len()],
+            "{dir:?}: a row alone"
+        );
         let mut over_codes = vec![];
         for pieces in &pieces {
             if let Some(cache) = model.new_fp8_cache(rows, tokens)? {
                 over_codes.push(bits(&in_pieces(&model, &ids, cache, pieces)?));
             }
         }
-        assert!(over_codes.windows(2).all(|pair| pair[0] == pair[1]), "{dir:?}");
-        compared.push((dir.file_name().map(ToOwned::to_owned), !over_codes.is_empty()));
+        assert!(
+            over_codes.windows(2).all(|pair| pair[0] == pair[1]),
+            "{dir:?}"
+        );
+        compared.push((
+            dir.file_name().map(ToOwned::to_owned),
+            !over_codes.is_empty(),
+        ));
     }
     assert!(compared.len() >= 9, "{compared:?}");
-    assert!(compared.iter().any(|(_, over_codes)| *over_codes), "{compared:?}");
+    assert!(
+        compared.iter().any(|(_, over_codes)| *over_codes),
+        "{compared:?}"
+    );
     Ok(())
 }
 

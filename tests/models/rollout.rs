@@ -85,18 +85,26 @@ fn check(name: &str, model: &Llama) -> Outcome {
             let place = usize::checked_sub(step, 5 * i)?;
             Some((*sequences[i].get(place)?, place))
         };
-        let running: Vec<usize> = (0..sequences.len()).filter(|&i| token(i).is_some()).collect();
+        let running: Vec<usize> = (0..sequences.len())
+            .filter(|&i| token(i).is_some())
+            .collect();
         if running.is_empty() {
             continue;
         }
         let ids: Vec<u32> = running.iter().filter_map(|&i| Some(token(i)?.0)).collect();
         let caches = caches.iter_mut().enumerate();
-        let caches = caches.filter(|(i, _)| running.contains(i)).map(|(_, cache)| cache);
+        let caches = caches
+            .filter(|(i, _)| running.contains(i))
+            .map(|(_, cache)| cache);
         let logits = model.step(&ids, &mut caches.collect::<Vec<_>>())?;
         for (row, &i) in running.iter().enumerate() {
             let (_, place) = token(i).expect("it runs");
             let expected = expected[i].narrow(0, place, 1)?;
-            assert_same(&logits.narrow(0, row, 1)?, &expected, &format!("{name}, together"));
+            assert_same(
+                &logits.narrow(0, row, 1)?,
+                &expected,
+                &format!("{name}, together"),
+            );
         }
     }
 
@@ -158,7 +166,9 @@ fn quantize(source: &Checkpoint, target: &Path, options: &QuantizeOptions) -> Ou
     loop {
         let options = options.clone().with_ignore(unfit.clone());
         match rewrite::quantize(source, target, &options, &mut rewrite::quiet) {
-            Err(FilesError::NotExportable { path, .. }) if !unfit.contains(&path) => unfit.push(path),
+            Err(FilesError::NotExportable { path, .. }) if !unfit.contains(&path) => {
+                unfit.push(path)
+            }
             report => {
                 assert!(!report?.quantized.is_empty());
                 return Ok(());
