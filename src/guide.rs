@@ -14,6 +14,7 @@
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
 //! | run, write and convert FP8 files of any family | [`models`] |
 //! | serve a model to many callers at once | [`serving`] |
+//! | generate what reinforcement learning trains on | [`rollouts`] |
 //! | fine-tune a model of a folder, in full or by adapters | [`fine_tuning`] |
 //! | make training data of texts, chats and labelled texts | [`training_data`] |
 //! | find out why an FP8 file gives nonsense | [`checking`] |
@@ -55,6 +56,7 @@ pages! {
     calibration "guide/calibration.md";
     models "guide/models.md";
     serving "guide/serving.md";
+    rollouts "guide/rollouts.md";
     fine_tuning "guide/fine_tuning.md";
     training_data "guide/training_data.md";
     checking "guide/checking.md";

@@ -14,7 +14,7 @@ use fp8_core::setters;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// Requests that are computed together; 8 by default, the number that one pass over the weights serves.
+    /// Requests that are computed together, in one pass over the weights; 8 by default.
     pub max_running: usize,
     /// Requests that may wait for their turn; 64 by default. One more is refused with [`ServingError::QueueFull`].
     pub max_waiting: usize,

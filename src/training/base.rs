@@ -108,11 +108,14 @@ impl TrainableModel {
         is_new: impl Fn(&str) -> bool,
         may_miss: impl Fn(&str) -> bool,
     ) -> Result<(Self, HashSet<String>)> {
+        // The correction of a router's choice is not learned by gradients, and models read it in f32.
+        let learns = |name: &str| !name.ends_with("e_score_correction_bias");
         let vars = VarMap::new();
         let mut values = BTreeMap::new();
         for name in source.names() {
             let is_float = source.dtype(&name).is_none_or(|dtype| dtype.is_float());
             if is_float && !is_new(&name) {
+                let dtype = if learns(&name) { dtype } else { DType::F32 };
                 let value = source.value(&name, dtype)?.to_device(device)?;
                 values.insert(name, Var::from_tensor(&value)?);
             }
@@ -134,8 +137,6 @@ impl TrainableModel {
             let (tensor, place) = (name.clone(), "the model's file".into());
             return Err(crate::FilesError::MissingTensor { tensor, place }.into());
         }
-        // A router's correction bias is not learned by gradients.
-        let learns = |name: &String| !name.ends_with("e_score_correction_bias");
         kept.retain(|name, var| learns(name) && used.contains(&var.as_tensor().id()));
         drop(kept);
         let made = Self {

@@ -7,6 +7,7 @@ mod stock;
 use candle_core::{DType, Device, Tensor};
 use fp8::load::{Inputs, OpenOptions};
 use fp8::models::{CausalLm, KvCache, Llama, Model, ModelOptions, open};
+use fp8_test_support::bits;
 use std::path::{Path, PathBuf};
 
 type Result<T> = anyhow::Result<T>;
@@ -115,6 +116,55 @@ families! {
     modelopt_pb_wo
     torchao_row
     torchao_tensor
+}
+
+/// Where no scale depends on other tokens, tokens have the bits of the whole sequence however they come; over a cache of codes they agree
+/// with each other.
+#[test]
+fn tokens_have_the_same_bits_in_pieces_of_any_length() -> Result<()> {
+    let dirs = std::fs::read_dir(folder(""))?.map(|entry| Ok(entry?.path()));
+    let mut compared = vec![];
+    for dir in dirs.collect::<Result<Vec<_>>>()? {
+        // One scale for the inputs of the whole batch depends on the batch.
+        if !dir.join("expected.safetensors").exists() || dir.ends_with("torchao_tensor") {
+            continue;
+        }
+        let model = model(&dir)?;
+        let ids = expected(&dir, "input_ids")?;
+        let (rows, tokens) = ids.dims2()?;
+        let pieces = [vec![tokens], vec![1; tokens], vec![tokens - 6, 5, 1]];
+        let whole = bits(&model.forward(&ids)?);
+        for pieces in &pieces {
+            let cache = model.new_cache(rows, tokens)?;
+            let got = bits(&in_pieces(&model, &ids, cache, pieces)?);
+            assert!(got == whole, "{dir:?} in pieces of {pieces:?}");
+        }
+        let row = bits(&model.forward(&ids.narrow(0, 1, 1)?)?);
+        assert!(
+            row == whole[row.len()..2 * row.len()],
+            "{dir:?}: a row alone"
+        );
+        let mut over_codes = vec![];
+        for pieces in &pieces {
+            if let Some(cache) = model.new_fp8_cache(rows, tokens)? {
+                over_codes.push(bits(&in_pieces(&model, &ids, cache, pieces)?));
+            }
+        }
+        assert!(
+            over_codes.windows(2).all(|pair| pair[0] == pair[1]),
+            "{dir:?}"
+        );
+        compared.push((
+            dir.file_name().map(ToOwned::to_owned),
+            !over_codes.is_empty(),
+        ));
+    }
+    assert!(compared.len() >= 9, "{compared:?}");
+    assert!(
+        compared.iter().any(|(_, over_codes)| *over_codes),
+        "{compared:?}"
+    );
+    Ok(())
 }
 
 #[test]

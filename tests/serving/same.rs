@@ -1,7 +1,6 @@
 //! A request gets what it gets alone, whoever shares its batch.
 
 use candle_core::{DType, Device, Tensor};
-use fp8::fp8_core::Isa;
 use fp8::load::Checkpoint;
 use fp8::models::{CausalLm, GenerationOptions, Llama, Model, ModelOptions, generate, open};
 use fp8::rewrite::{self, QuantizeOptions, Scheme};
@@ -133,17 +132,6 @@ fn models() -> Vec<(&'static str, Arc<Llama>)> {
     ]
 }
 
-/// Whether the rows of a step are summed as each alone. With bf16 units, and without vector instructions, a product of FP8 codes sums rows in
-/// an order that depends on their number.
-fn is_exact(model: &str) -> bool {
-    let level = Isa::best().level();
-    matches!(level.name(), "avx2" | "avx512" | "neon")
-        || matches!(
-            model,
-            "f32" | "bf16" | "a window" | "experts" | "weights only"
-        )
-}
-
 fn prompt(request: usize, tokens: usize) -> Vec<u32> {
     let id = |i: usize| ((request * 131 + i * 37) % VOCABULARY) as u32;
     (0..tokens).map(id).collect()
@@ -164,26 +152,33 @@ fn requests() -> Vec<(Vec<u32>, GenerationOptions)> {
     lengths.into_iter().enumerate().map(request).collect()
 }
 
+/// Also with prompts that are read in parts, unless one scale spans a whole prompt.
 #[test]
 fn tokens_are_those_of_generate_alone() -> fp8::models::Result<()> {
-    for (name, model) in models().into_iter().filter(|(name, _)| is_exact(name)) {
-        // Whole prompts at once, as `generate` reads them.
-        let options = ServerOptions::default().with_prompt_part(64);
-        let server = Server::start(model.clone(), &options).expect("a server");
+    for (name, model) in models() {
         let requests = requests();
-        let submit = |(prompt, options): &(Vec<u32>, GenerationOptions)| {
-            server.submit(prompt.clone(), options).expect("room")
-        };
-        let replies: Vec<_> = requests.iter().map(submit).collect();
-        for ((prompt, options), reply) in requests.iter().zip(replies) {
-            let (_, tokens, finish) = reply.wait().expect("tokens");
+        let alone = |(prompt, options): &(Vec<u32>, GenerationOptions)| {
             let mut go_on = |_| ControlFlow::Continue(());
-            let alone = generate(&*model, std::slice::from_ref(prompt), options, &mut go_on)?;
-            assert_eq!(
-                (tokens, finish),
-                (alone[0].tokens.clone(), alone[0].finish),
-                "{name}"
-            );
+            let mut alone = generate(&*model, std::slice::from_ref(prompt), options, &mut go_on)?;
+            let alone = alone.remove(0);
+            Ok((alone.tokens, alone.finish))
+        };
+        let alone: Vec<_> = requests
+            .iter()
+            .map(alone)
+            .collect::<fp8::models::Result<_>>()?;
+        let parts = [64, 7].into_iter();
+        for part in parts.filter(|&part| part == 64 || name != "one scale") {
+            let options = ServerOptions::default().with_prompt_part(part);
+            let server = Server::start(model.clone(), &options).expect("a server");
+            let submit = |(prompt, options): &(Vec<u32>, GenerationOptions)| {
+                server.submit(prompt.clone(), options).expect("room")
+            };
+            let replies: Vec<_> = requests.iter().map(submit).collect();
+            for (reply, alone) in replies.into_iter().zip(&alone) {
+                let (_, tokens, finish) = reply.wait().expect("tokens");
+                assert_eq!((&tokens, finish), (&alone.0, alone.1), "{name}");
+            }
         }
     }
     Ok(())
@@ -192,7 +187,7 @@ fn tokens_are_those_of_generate_alone() -> fp8::models::Result<()> {
 /// Also with prompts that are read in parts.
 #[test]
 fn tokens_do_not_depend_on_the_others() {
-    for (name, model) in models().into_iter().filter(|(name, _)| is_exact(name)) {
+    for (name, model) in models() {
         let options = ServerOptions::default().with_prompt_part(16);
         let server = Server::start(model, &options).expect("a server");
         let requests = requests();
@@ -232,16 +227,7 @@ fn logits_of_a_step_are_those_of_each_row_alone() -> fp8::models::Result<()> {
                 let id = Tensor::from_slice(&ids[row..=row], (1, 1), &Device::Cpu)?;
                 let expected = model.last_logits(&id, cache)?;
                 let logits = logits.narrow(0, row, 1)?;
-                match is_exact(name) {
-                    true => assert!(bits(&logits) == bits(&expected), "{name}: row {row}"),
-                    false => {
-                        let apart = (logits - expected)?
-                            .abs()?
-                            .to_dtype(DType::F32)?
-                            .max_all()?;
-                        assert!(apart.to_scalar::<f32>()? < 0.1, "{name}: row {row}");
-                    }
-                }
+                assert!(bits(&logits) == bits(&expected), "{name}: row {row}");
             }
         }
         assert_eq!(caches[3].len(), 1 + 3 * 5 + 3);

@@ -203,7 +203,10 @@ impl StaticWeight {
         let output = input
             .quantizer()
             .map(|a| GemmPlan::new(a, b).with_fast_accum(true));
-        let plan = LinearPlan::new(path).with_output(output);
+        // Without a cast of inputs, rows are to be as independent of each other as those of FP8 products.
+        let plan = LinearPlan::new(path)
+            .with_output(output)
+            .with_independent_rows(true);
         Ok(Self {
             weight: PackedWeight::new(codes)?,
             input,

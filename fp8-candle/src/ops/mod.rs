@@ -21,7 +21,7 @@ pub mod detached;
 pub(crate) mod dropout;
 pub mod elements;
 pub(crate) mod fake_quant;
-mod few_rows;
+mod linear;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
@@ -33,7 +33,7 @@ pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tok
 pub use cached_attention::{CachedSequence, CachedTokens, cached_attention, cached_attention_each};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use dropout::dropout;
-pub use few_rows::few_rows_linear;
+pub use linear::linear;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod paths;
+mod rows;
 mod scaled_mm;
 mod sizes;
 mod special;

@@ -41,13 +41,13 @@ fn every_combination_at_block_edges() -> Result<()> {
     Ok(())
 }
 
-/// A slab holds 2^20 decoded values, at least 64 rows.
+/// Sizes around the numbers of values that are decoded at a time.
 #[test]
-fn every_combination_at_slab_edges() -> Result<()> {
+fn every_combination_of_large_sizes() -> Result<()> {
     let sizes = [
-        // Both operands have one row more than a slab of rows of k, and more rows of m or n than a slab has.
+        // Long sums, and one row more than a power of two.
         (131, 130, 8070),
-        // Rows so long that the minimum of 64 applies.
+        // Rows so long that tasks have few of them.
         (65, 66, 17_000),
         (1025, 3, 1024),
         (2, 1030, 1024),

@@ -1,9 +1,9 @@
-//! What decoding uses: attention over a cache, and products of few rows with a 16-bit matrix.
+//! What decoding uses: attention over a cache.
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::ops::{
     AttentionOptions, CachedSequence, CachedTokens, attention, cached_attention,
-    cached_attention_each, few_rows_linear,
+    cached_attention_each,
 };
 use fp8_candle::{Error, Result};
 use fp8_core::Format;
@@ -155,40 +155,5 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     // A gradient would be lost.
     let var = Var::from_tensor(&q)?;
     assert!(cached_attention(&var, of(&k), of(&k), 4, &plain()).is_err());
-    assert!(few_rows_linear(&var, &wave_f32(&[3, 16], 1)).is_err());
-    Ok(())
-}
-
-#[test]
-fn each_of_a_few_rows_is_summed_as_it_is_alone() -> Result<()> {
-    for rows in [2, 3, 4, 5, 7, 8, 11] {
-        let x = wave_f32(&[rows, 77], 1);
-        let weight = wave_f32(&[300, 77], 2);
-        let y = few_rows_linear(&x, &weight)?;
-        for row in 0..rows {
-            let alone = few_rows_linear(&x.narrow(0, row, 1)?, &weight)?;
-            assert_eq!(flat(&y.narrow(0, row, 1)?), flat(&alone), "{row} of {rows}");
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn few_rows_equal_matmul() -> Result<()> {
-    for (rows, inputs, outputs) in [(1, 1, 1), (1, 33, 700), (3, 64, 257), (8, 100, 5)] {
-        let x = wave_f32(&[rows, inputs], 1);
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let weight = wave_f32(&[outputs, inputs], 2).to_dtype(dtype)?;
-            let expected = x.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
-            let y = few_rows_linear(&x, &weight)?;
-            // Two orders of a sum of products below 1.
-            let bound = EPS * (inputs * (inputs + 8)) as f64;
-            assert!(
-                apart(&y, &expected) <= bound,
-                "{rows} {inputs} {outputs} {dtype:?}"
-            );
-        }
-    }
-    assert!(few_rows_linear(&wave_f32(&[1, 4], 1), &wave_f32(&[2, 5], 1)).is_err());
     Ok(())
 }

@@ -7,5 +7,6 @@ mod forward;
 mod gradients;
 mod isa;
 mod kept;
+mod linear;
 mod profile;
 mod wide;

@@ -23,8 +23,8 @@ pub enum Stop {
 ///
 /// All prompts run as one batch without padding: prompts of equal length are read together, one length after the other, and then each
 /// step adds a token to every row at its own position. (A model without [`CausalLm::takes_unequal_rows`] runs one length after the other.)
-/// With greedy choice each prompt gets the tokens that it would get alone, with two exceptions: models whose dynamic scales span all rows
-/// of a batch, and products whose f32 sums round differently for another number of rows.
+/// With greedy choice each prompt gets the tokens that it would get alone, on the CPU to the bit, except from models whose dynamic scales
+/// span all rows of a batch. On other devices sums may round differently for another number of rows.
 /// A row that has ended gets no further tokens; its batch runs until all rows have ended.
 ///
 /// A row ends after `max_new_tokens`, with a stop token (the model's own [`CausalLm::eos_tokens`] where the options name none), or at the model's

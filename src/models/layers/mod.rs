@@ -1,6 +1,5 @@
 //! What model families are built from: rotary positions, attention with a mask, caches of keys and values.
 
-mod few_rows;
 mod file_has;
 mod kv_cache;
 mod layer_cache;
@@ -10,7 +9,6 @@ mod projection;
 mod rope;
 mod token_ids;
 
-pub(crate) use few_rows::{FEW_ROWS, is_few};
 pub(crate) use file_has::file_has;
 pub use kv_cache::KvCache;
 pub(crate) use kv_cache::{KvSizes, Rows};

@@ -1,10 +1,7 @@
 //! A linear layer of a model, and the update of the active adapter.
 
-use super::few_rows::is_few;
-use crate::is_guard_open;
 use crate::nn::{InputScaling, Linear, LoraUpdate, StaticWeight};
-use candle_core::{D, DType, Module, Result, Tensor};
-use fp8_candle::ops::few_rows_linear;
+use candle_core::{DType, Module, Result, Tensor};
 use fp8_recipes::{Fp8Module, Visitor};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -42,7 +39,8 @@ impl fmt::Debug for Tap {
     }
 }
 
-/// A linear layer. An adapter may add an update to its results, or replace it; without an adapter it is the layer alone.
+/// A linear layer. An adapter may add an update to its results, or replace it; without an adapter it is the layer alone. Rows of
+/// results do not depend on each other, so tokens get what they get alone.
 #[derive(Debug, Clone)]
 pub(crate) struct Projection {
     base: Linear,
@@ -67,6 +65,7 @@ pub(crate) enum Change {
 
 impl From<Linear> for Projection {
     fn from(base: Linear) -> Self {
+        let base = base.with_independent_rows();
         Self { base, beside: None }
     }
 }
@@ -97,6 +96,10 @@ impl Projection {
 
     /// Sets what the active adapter does to the layer.
     pub(crate) fn change(&mut self, change: Option<Change>) {
+        let change = change.map(|change| match change {
+            Change::Replace(layer) => Change::Replace(layer.with_independent_rows()),
+            update => update,
+        });
         if change.is_some() || self.beside.is_some() {
             self.beside.get_or_insert_default().change = change;
         }
@@ -109,7 +112,8 @@ impl Projection {
     /// Replaces the layer for good by another one, in high precision of `dtype`.
     pub(crate) fn set_base(&mut self, layer: &Linear, dtype: DType) -> crate::Result<()> {
         let weight = layer.weight()?.to_dtype(dtype)?;
-        self.base = Linear::new(weight, layer.bias().cloned()).with_path(self.path());
+        let base = Linear::new(weight, layer.bias().cloned()).with_path(self.path());
+        self.base = base.with_independent_rows();
         Ok(())
     }
 
@@ -134,7 +138,7 @@ impl Projection {
     /// Replaces the layer's weight by codes, and casts its inputs as they do.
     pub(crate) fn set_codes(&mut self, codes: StaticWeight) {
         let bias = self.base.bias().cloned();
-        self.base = Linear::from_static(codes, bias, self.path());
+        self.base = Linear::from_static(codes, bias, self.path()).with_independent_rows();
     }
 
     /// Sets the function that sees the layer's inputs.
@@ -170,42 +174,9 @@ impl Projection {
     /// The outputs of layers that read the same input, in order.
     pub(crate) fn forward_joint(parts: &[Self], x: &Tensor) -> Result<Vec<Tensor>> {
         parts.iter().try_for_each(|part| part.show(x))?;
-        let few = parts.iter().map(|part| part.few_rows(x));
-        let few = few.collect::<Result<Vec<_>>>()?;
-        let outputs = match few.iter().any(Option::is_some) {
-            true => {
-                let each = parts.iter().zip(few);
-                let each = each.map(|(part, y)| y.map_or_else(|| part.layer().forward(x), Ok));
-                each.collect::<Result<Vec<_>>>()?
-            }
-            false => Linear::forward_joint(parts.iter().map(Self::layer), x)?,
-        };
+        let outputs = Linear::forward_joint(parts.iter().map(Self::layer), x)?;
         let outputs = parts.iter().zip(outputs);
         outputs.map(|(part, y)| part.updated(y, x)).collect()
-    }
-
-    /// The result for a few rows in inference, if the weight is multiplied in high precision: each row is summed as it would be alone.
-    fn few_rows(&self, x: &Tensor) -> Result<Option<Tensor>> {
-        let layer = self.layer();
-        // Inputs that do not fit get the layer's own error.
-        let fits = x
-            .dim(D::Minus1)
-            .is_ok_and(|features| features == layer.features().1);
-        if is_guard_open() || !fits || !is_few(x) {
-            return Ok(None);
-        }
-        let weight = match (layer.static_weight(), layer.plain_weight()) {
-            (Some(codes), _) if matches!(codes.input_scaling(), InputScaling::None) => {
-                codes.weight().dequantize(x.dtype())?
-            }
-            (None, Some(weight)) if !weight.track_op() => weight.clone(),
-            _ => return Ok(None),
-        };
-        let y = few_rows_linear(x, &weight)?;
-        Ok(Some(match layer.bias() {
-            Some(bias) => y.broadcast_add(&bias.to_dtype(y.dtype())?)?,
-            None => y,
-        }))
     }
 
     /// `y`, the layer's result for `x`, with the update.
@@ -220,11 +191,7 @@ impl Projection {
 impl Module for Projection {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.show(x)?;
-        let y = match self.few_rows(x)? {
-            Some(y) => y,
-            None => self.layer().forward(x)?,
-        };
-        self.updated(y, x)
+        self.updated(self.layer().forward(x)?, x)
     }
 }
 

@@ -176,13 +176,6 @@ pub(super) fn decode<T: HighPrecision>(
     })
 }
 
-/// Codes to f32 without scales, into `values`.
-pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) {
-    tasks::for_each_chunk(codes, values, TASK, |_, codes, values| {
-        fp8_core::decode(format, codes, 1., values);
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

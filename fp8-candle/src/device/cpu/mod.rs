@@ -2,11 +2,14 @@
 
 mod attention;
 mod cast;
+mod dots;
 pub(crate) mod elements;
 mod fill;
 mod gemm;
 mod hash;
+pub(crate) mod linear;
 mod pages;
+mod scratch;
 mod state;
 mod unfold;
 

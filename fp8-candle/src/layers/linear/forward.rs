@@ -127,16 +127,20 @@ pub(crate) fn compute(
             let weight = match (weight, &values) {
                 (_, Some((held, matrix, _))) => {
                     saved.seen = rereads.then(|| Seen::of(held)).transpose()?;
-                    matrix.to_dtype(x.dtype())?
+                    matrix.clone()
                 }
                 (LinearWeight::Fetched(source), None) => {
-                    values_for_forward(&**source, x_tracks, &mut saved)?.to_dtype(x.dtype())?
+                    values_for_forward(&**source, x_tracks, &mut saved)?
                 }
                 (LinearWeight::Fp8(weight), None) => weight.dequantize(x.dtype())?,
                 (LinearWeight::Packed(weight), None) => weight.dequantize(x.dtype())?,
                 (_, None) => internal!("fp8_linear `{}`: no weight", plan.path),
             };
-            take_storage(add_bias(x2()?.matmul(&weight.t()?)?, bias_data.as_ref())?)?
+            let bias = bias_data.as_ref();
+            take_storage(match plan.independent_rows {
+                true => crate::ops::linear(&x2()?, &weight.detach(), bias)?,
+                false => add_bias(x2()?.matmul(&weight.to_dtype(x.dtype())?.t()?)?, bias)?,
+            })?
         }
         Some(gemm) => {
             // Whether a backward GEMM uses the same codes, summing over the other dimension.

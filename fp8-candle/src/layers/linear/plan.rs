@@ -65,6 +65,9 @@ pub struct LinearPlan {
     pub bias_from_cast: bool,
     /// Whether a weight that is [fetched](LinearWeight::Fetched) comes as codes where its source can send them.
     pub fetches_codes: bool,
+    /// Whether an output in high precision is that of [`ops::linear`](crate::ops::linear), whose rows do not depend on each other,
+    /// instead of candle's matmul.
+    pub independent_rows: bool,
 }
 
 /// Casts of the results of an operator, quantized and dequantized at once, for studies of formats. `None` leaves a result
@@ -119,6 +122,7 @@ impl LinearPlan {
             grad_output_in_high_precision: false,
             bias_from_cast: false,
             fetches_codes: false,
+            independent_rows: false,
         }
     }
 
@@ -191,6 +195,14 @@ impl LinearPlan {
     pub fn with_fetches_codes(self, on: bool) -> Self {
         Self {
             fetches_codes: on,
+            ..self
+        }
+    }
+
+    /// The same plan with or without [`LinearPlan::independent_rows`].
+    pub fn with_independent_rows(self, on: bool) -> Self {
+        Self {
+            independent_rows: on,
             ..self
         }
     }

@@ -27,8 +27,10 @@ use options::OP;
 /// Differentiable in `q`, `k` and `v`. If there are fewer heads of keys than of queries, `h / h_kv` neighbouring heads of
 /// queries share one head of keys and values.
 ///
-/// On the CPU (AVX2 or more) and on CUDA, f32, bf16 and f16 run in kernels that never store the `[tq, tk]` probabilities. Sums
-/// and softmax are in f32; no sum depends on scheduling or the number of threads.
+/// On the CPU and on CUDA, f32, bf16 and f16 run in kernels that never store the `[tq, tk]` probabilities. Sums and softmax are in
+/// f32; no sum depends on scheduling or the number of threads. On the CPU a query's result has the same bits whatever other queries
+/// there are, and whatever keys it does not see, as long as they are finite:
+/// [`cached_attention`](super::cached_attention) gives the same, token by token.
 /// - CPU: the products of f32 and f16 tensors are in f32; those of bf16, and of any dtype with
 ///   [`AttentionOptions::operands`], have operands rounded to bf16 and run on the bf16 units if there are any. The backward pass
 ///   keeps one f32 per query. Inputs are read in place if the last dimension is contiguous: transposed views and parts of a

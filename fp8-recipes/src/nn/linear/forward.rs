@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::nn::call::{Call, calibrate, noting_failure};
 use crate::nn::scaled_parameter::{optional, scaled, value_of};
 use candle_core::{DType, Module, Tensor};
+use fp8_candle::ops;
 use fp8_candle::{LinearPlan, LinearWeight, WeightSource, Wide, WideLinear, WideNode, fp8_linear};
 use fp8_files::names::join;
 use fp8_scaled::{Parameter, Scaled};
@@ -49,6 +50,10 @@ impl Linear {
         let weight = match (&call, &self.weight) {
             (Call::Static(weight), _) => return Ok(weight.forward(x, self.bias())?),
             (_, Weight::Fp8(weight)) => weight.weight().dequantize(dtype)?,
+            // Read in its own dtype.
+            (_, Weight::HighPrecision(Parameter::Plain(weight))) if self.independent_rows => {
+                weight.clone()
+            }
             (_, Weight::HighPrecision(weight)) => weight.value(dtype)?,
         };
         let bias = value_of(self.bias.as_ref(), dtype)?;
@@ -61,7 +66,20 @@ impl Linear {
             Call::Calibrate(state, step) => calibrate(&state, &step, x, || self.weight())?,
             Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {}
         }
-        product(x, &weight, bias.as_ref())
+        self.product(x, &weight, bias.as_ref())
+    }
+
+    /// The result in high precision.
+    fn product(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self.independent_rows {
+            true => Ok(ops::linear(x, weight, bias)?),
+            false => product(x, weight, bias),
+        }
+    }
+
+    /// A call in high precision.
+    fn plain_plan(&self) -> LinearPlan {
+        LinearPlan::new(self.shown_path()).with_independent_rows(self.independent_rows)
     }
 
     /// The result with a weight that lies in parts on several ranks.
@@ -76,11 +94,9 @@ impl Linear {
             Call::Fp8(_, plan) => *plan,
             Call::Calibrate(state, step) => {
                 calibrate(&state, &step, x, || self.weight())?;
-                LinearPlan::new(self.shown_path())
+                self.plain_plan()
             }
-            Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {
-                LinearPlan::new(self.shown_path())
-            }
+            Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => self.plain_plan(),
         };
         let weight = LinearWeight::Fetched(source);
         Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?)
@@ -176,23 +192,24 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
     let biases = layers.iter();
     let biases = biases.map(|layer| value_of(layer.bias.as_ref(), x.dtype()));
     let biases = biases.collect::<Result<Vec<_>>>()?;
+    let plain: Vec<_> = layers.iter().map(|layer| layer.plain_plan()).collect();
     let mut together = vec![];
     for (i, (layer, call)) in layers.iter().zip(&calls).enumerate() {
         if let Weight::HighPrecision(weight) = &layer.weight {
             let (cache, plan) = match call {
-                Call::Fp8(state, plan) => (Some(&state.cache), Some(&**plan)),
-                _ => (None, None),
+                Call::Fp8(state, plan) => (Some(&state.cache), &**plan),
+                _ => (None, &plain[i]),
             };
             let weight = match &sources[i] {
                 Some(source) => LinearWeight::Fetched(source),
                 None => LinearWeight::HighPrecision(weight.tensor(), cache),
             };
-            together.push(WideLinear::new(weight, biases[i].as_ref(), plan));
+            together.push(WideLinear::new(weight, biases[i].as_ref(), Some(plan)));
         }
     }
     let mut together = node.linear_joint(x, &together)?.into_iter();
     let mut results = vec![];
-    for (bias, call) in biases.iter().zip(&calls) {
+    for ((layer, bias), call) in layers.iter().zip(&biases).zip(&calls) {
         let result = match call {
             Call::Static(weight) => {
                 let weight = (*weight).clone();
@@ -201,9 +218,9 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
                 })?)
             }
             Call::Dequantized(weight) => {
-                let weight = (*weight).clone();
+                let (weight, layer) = ((*weight).clone(), (*layer).clone());
                 Some(frozen(node, x, bias.as_ref(), move |x, bias| {
-                    product(x, &weight.weight().dequantize(x.dtype())?, bias)
+                    layer.product(x, &weight.weight().dequantize(x.dtype())?, bias)
                 })?)
             }
             _ => together.next(),

@@ -26,7 +26,8 @@ enum Weight {
 /// `y = x weight^T + bias`, with the name, constructors and signatures of `candle_nn::Linear`, but for
 /// [`Linear::weight`], which can fail.
 ///
-/// - Outside a guard, inside a disabled one, or when the layer was not prepared: bit-equal to candle-nn's.
+/// - Outside a guard, inside a disabled one, or when the layer was not prepared: bit-equal to candle-nn's, unless it has
+///   [independent rows](Linear::with_independent_rows).
 /// - Prepared ([`crate::prepare_fp8`]) and inside an enabled guard: FP8 by the guard's recipe.
 /// - Loaded from an FP8 checkpoint: holds the codes only and computes in FP8 (static inference), except inside a
 ///   disabled guard, which multiplies by the dequantized weight.
@@ -39,6 +40,7 @@ pub struct Linear {
     bias: Option<Parameter>,
     path: Option<Arc<str>>,
     shards: Option<Arc<LayerShards>>,
+    independent_rows: bool,
     state: SharedState,
 }
 
@@ -68,6 +70,7 @@ impl Linear {
             bias: bias.as_ref().map(Parameter::gathered),
             path: None,
             shards: None,
+            independent_rows: false,
             state: SharedState::default(),
         }
     }
@@ -77,6 +80,17 @@ impl Linear {
     pub fn with_shards(self, shards: LayerShards) -> Self {
         Self {
             shards: Some(Arc::new(shards)),
+            ..self
+        }
+    }
+
+    /// The same layer, whose products in high precision are those of [`fp8_candle::ops::linear`] instead of candle's: on the CPU
+    /// each row of a result has the same bits whatever the number of rows beside it, as FP8 products have anyway. The models of
+    /// `fp8::models` are made of such layers.
+    #[must_use]
+    pub fn with_independent_rows(self) -> Self {
+        Self {
+            independent_rows: true,
             ..self
         }
     }

@@ -93,7 +93,7 @@ impl LoraUpdate {
     }
 
     /// `y`, the layer's result for `x` `[.., in_features]`, with the update added, in y's dtype. The update is computed in the dtype of
-    /// A. With a seed, as in training, it drops a share of its inputs: the seed and the path decide which.
+    /// A, each row as it is alone. With a seed, as in training, it drops a share of its inputs: the seed and the path decide which.
     ///
     /// # Errors
     /// Those of candle.
@@ -104,7 +104,7 @@ impl LoraUpdate {
             let seed = seed_at(seed, &self.path, 0);
             inputs = ops::dropout(&inputs, f64::from(self.config.dropout), seed)?;
         }
-        let update = inputs.matmul(&self.a.t()?)?.matmul(&self.b.t()?)?;
+        let update = ops::linear(&ops::linear(&inputs, &self.a, None)?, &self.b, None)?;
         let update = (update * self.config.factor())?.reshape(y.dims())?;
         Ok((y + update.to_dtype(y.dtype())?)?)
     }

@@ -2,9 +2,9 @@
 
 use super::LlamaConfig;
 use crate::models::error::Result;
-use crate::models::layers::{Projection, file_has, is_few};
+use crate::models::layers::{Projection, file_has};
 use crate::nn::{VarBuilder, linear_no_bias};
-use candle_core::{D, Module, Tensor};
+use candle_core::{Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
@@ -46,17 +46,8 @@ impl Head {
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Own(layer) => Ok(layer.forward(x)?),
-            Self::Tied(table) => {
-                let (dims, rows) = (x.dims(), x.reshape(((), x.dim(D::Minus1)?))?);
-                let y = if is_few(&rows) && !table.track_op() {
-                    // In the table's own dtype.
-                    ops::few_rows_linear(&rows, table)?
-                } else {
-                    rows.matmul(&table.to_dtype(x.dtype())?.t()?)?
-                };
-                let outputs = y.dim(1)?;
-                Ok(y.reshape([&dims[..dims.len() - 1], &[outputs]].concat())?)
-            }
+            // In the table's own dtype.
+            Self::Tied(table) => Ok(ops::linear(x, table, None)?),
         }
     }
 }

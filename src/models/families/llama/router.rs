@@ -2,7 +2,6 @@
 
 use super::{ExpertGroups, MoeConfig, RouterScores};
 use crate::models::error::Result;
-use crate::models::layers::is_few;
 use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::ops;
@@ -67,10 +66,7 @@ impl Router {
     /// `x` times the weights, in the dtype of `x`.
     fn product(&self, x: &Tensor) -> Result<Tensor> {
         let router = self.weight.tensor().to_dtype(x.dtype())?;
-        match is_few(x) && !router.track_op() {
-            true => Ok(ops::few_rows_linear(x, &router)?),
-            false => Ok(x.matmul(&router.t()?)?),
-        }
+        Ok(ops::linear(x, &router, None)?)
     }
 
     /// x: `[rows, hidden]`.

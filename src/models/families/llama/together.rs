@@ -4,7 +4,7 @@ use super::Llama;
 use super::causal::{Caches, Call, Part, Together};
 use crate::models::error::Result;
 use crate::models::families::causal_lm::check_step;
-use crate::models::layers::{FEW_ROWS, KvCache, LayerCache, Rows, token_rows};
+use crate::models::layers::{KvCache, LayerCache, Rows, token_rows};
 use candle_core::Tensor;
 
 impl Llama {
@@ -17,8 +17,11 @@ impl Llama {
             cache.make_room(1, 1, self.layers.len())?;
         }
         let mut logits = vec![];
-        // With more rows the kernels sum in another order, so a row would depend on the number of others.
-        let most = if self.shares_scales { 1 } else { FEW_ROWS };
+        // Rows whose inputs share scales would depend on each other.
+        let most = match self.shares_scales {
+            true => 1,
+            false => caches.len().max(1),
+        };
         let mut start = 0;
         for caches in caches.chunks(most) {
             let ids = tokens.narrow(0, start, caches.len())?;

@@ -5,7 +5,7 @@
 //! ds = p * (dp - rowsum(p * dp))        dq = scale * ds k     dk = scale * ds^T q     dv = dropped(p)^T dy
 //! ```
 
-use super::super::gemm::Scratch;
+use super::super::scratch::Scratch;
 use super::block::{Block, QUERIES};
 use super::layout::PANEL;
 use super::pack::Packer;

@@ -1,6 +1,7 @@
 //! Units that multiply f32: the kernels of a processor, or plain Rust.
 
 use super::layout::{PANEL, Panel, Rows, Sums};
+use super::source::View;
 use super::units::{Units, bits};
 use crate::base::simd::simd;
 use fp8_core::HighPrecision;
@@ -37,6 +38,10 @@ impl<K: F32Kernels> Units for F32Units<K> {
 
     fn multiply(self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
         self.kernels.multiply(rows, a, b, sums);
+    }
+
+    fn takes_f32(self, view: &View<'_>) -> bool {
+        !self.round || view.is_bf16()
     }
 
     fn cells(self, row: &[f32], cells: &mut [u32]) {

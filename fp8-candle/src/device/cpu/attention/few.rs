@@ -3,7 +3,7 @@
 //!
 //! Every sum has the order that it has in `forward.rs`.
 
-use super::super::gemm::Scratch;
+use super::super::scratch::Scratch;
 use super::block::tiles;
 use super::layout::{PANEL, Panel, Rows, Sums};
 use super::pack::Packer;
@@ -15,9 +15,6 @@ use fp8_core::HighPrecision;
 
 /// The most queries of a head of keys for which this is the faster way.
 pub(super) const MOST: usize = 64;
-
-/// Values that are packed at a time.
-const VALUES: usize = 2 * PANEL;
 
 /// The queries of a batch entry that read one head of keys.
 pub(super) struct Few<'a, U> {
@@ -95,10 +92,11 @@ impl<U: Units> Few<'_, U> {
 
         let mut sums = Scratch::<f32>::new(rows * padded);
         sums.fill(0.0);
-        let mut columns = Scratch::<u32>::new(VALUES.div_ceil(U::STEP) * padded);
-        for from in (first..end).step_by(VALUES) {
-            let count = VALUES.min(end - from);
-            packer.columns(&self.v, self.at, from..from + count, &mut columns);
+        let mut columns = Scratch::<u32>::new(PANEL.div_ceil(U::STEP) * padded);
+        for from in (first..end).step_by(PANEL) {
+            let count = PANEL.min(end - from);
+            let (values, between) =
+                packer.values(&self.v, self.at, from..from + count, &mut columns);
             let start = (from - first) / U::STEP;
             for feature in (0..padded).step_by(PANEL) {
                 for tile in tiles(rows, U::ROWS) {
@@ -108,8 +106,8 @@ impl<U: Units> Few<'_, U> {
                         step_stride: 1,
                     };
                     let b = Panel {
-                        cells: &columns[feature..],
-                        stride: padded,
+                        cells: &values[feature..],
+                        stride: between,
                         steps: count.div_ceil(U::STEP),
                     };
                     let sums = Sums {

@@ -1,6 +1,6 @@
 //! The forward pass.
 
-use super::super::gemm::Scratch;
+use super::super::scratch::Scratch;
 use super::block::{Block, QUERIES};
 use super::layout::PANEL;
 use super::pack::Packer;

@@ -1,9 +1,9 @@
 //! Packing of tokens as operands.
 
-use super::super::gemm::Scratch;
+use super::super::scratch::Scratch;
 use super::layout::PANEL;
 use super::source::View;
-use super::units::Units;
+use super::units::{Units, bits};
 use crate::base::data::attention::Attention;
 use std::ops::Range;
 
@@ -70,6 +70,20 @@ impl<U: Units> Packer<U> {
         let steps = self.steps;
         for (first, part) in parts(tokens) {
             let count = part.len();
+            let to = &mut to[first * steps..][..PANEL * steps];
+            let rows = match self.units.takes_f32(view) {
+                true => {
+                    let from = view.tokens(at, part.clone(), &mut self.buffer);
+                    let (values, stride) = from.rows();
+                    Some((bits(values), stride))
+                }
+                false => self.units.pairs(view, at, part.clone()),
+            };
+            let whole = |&(_, stride): &(&[u32], usize)| count == PANEL && stride >= steps;
+            if let Some((cells, stride)) = rows.filter(whole) {
+                self.units.transpose(cells, stride, to);
+                continue;
+            }
             let from = view.tokens(at, part, &mut self.buffer);
             for (row, cells) in self.rows.chunks_mut(steps).enumerate() {
                 match row < count {
@@ -77,7 +91,6 @@ impl<U: Units> Packer<U> {
                     false => cells.fill(0),
                 }
             }
-            let to = &mut to[first * steps..][..PANEL * steps];
             self.units.transpose(&self.rows, steps, to);
         }
     }
@@ -102,5 +115,21 @@ impl<U: Units> Packer<U> {
                 self.units.columns(from.row(row), next, to, PANEL);
             }
         }
+    }
+
+    /// Up to [`PANEL`] tokens as [`Packer::columns`] gives them, in memory or in `to`, and from one row to the next.
+    pub(super) fn values<'b>(
+        &'b mut self,
+        view: &View<'b>,
+        at: [usize; 2],
+        tokens: Range<usize>,
+        to: &'b mut [u32],
+    ) -> (&'b [u32], usize) {
+        if self.units.takes_f32(view) && view.features() == self.padded {
+            let (values, stride) = view.tokens(at, tokens, &mut self.buffer).rows();
+            return (bits(values), stride);
+        }
+        self.columns(view, at, tokens, to);
+        (to, self.padded)
     }
 }

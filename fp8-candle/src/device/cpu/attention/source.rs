@@ -42,6 +42,11 @@ impl<'a> Tokens<'a> {
     pub(super) fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.stride..][..self.features]
     }
+
+    /// The rows, each so far from the next.
+    pub(super) fn rows(&self) -> (&'a [f32], usize) {
+        (self.values, self.stride)
+    }
 }
 
 /// Calls `f` with views of tensors, which are copied first if their features are not neighbours.
@@ -110,16 +115,15 @@ impl<'a> View<'a> {
     /// `tokens` of a head, in place or in `buffer`.
     pub(super) fn tokens<'b>(
         &self,
-        [batch, head]: [usize; 2],
+        at: [usize; 2],
         tokens: Range<usize>,
         buffer: &'b mut [f32],
     ) -> Tokens<'b>
     where
         'a: 'b,
     {
-        let [per_batch, per_head, stride] = self.strides;
-        let start = batch * per_batch + head * per_head + tokens.start * stride;
-        let (features, count) = (self.features, tokens.len());
+        let start = self.start(at, tokens.start);
+        let (features, count, stride) = (self.features, tokens.len(), self.strides[2]);
         match self.values {
             Values::F32(values) => {
                 return Tokens {
@@ -131,10 +135,12 @@ impl<'a> View<'a> {
             Values::BF16(values) => widen_rows(&values[start..], stride, features, count, buffer),
             Values::F16(values) => widen_rows(&values[start..], stride, features, count, buffer),
             Values::Fp8(codes, format, dequant_scales) => {
-                let rows = buffer.chunks_exact_mut(features).take(count);
-                for (row, to) in rows.enumerate() {
-                    let codes = &codes[start + row * stride..][..features];
-                    fp8_core::decode(format, codes, dequant_scales[head], to);
+                // Tokens that are neighbours in memory at once.
+                let rows = if stride == features { count.max(1) } else { 1 };
+                let parts = buffer[..count * features].chunks_exact_mut(rows * features);
+                for (part, to) in parts.enumerate() {
+                    let codes = &codes[start + part * rows * stride..][..to.len()];
+                    fp8_core::decode(format, codes, dequant_scales[at[1]], to);
                 }
             }
         }
@@ -142,6 +148,42 @@ impl<'a> View<'a> {
             values: buffer,
             stride: features,
             features,
+        }
+    }
+}
+
+impl<'a> View<'a> {
+    /// Whether the tensor is in bf16.
+    pub(super) fn is_bf16(&self) -> bool {
+        matches!(self.values, Values::BF16(_))
+    }
+
+    /// Features of a token.
+    pub(super) fn features(&self) -> usize {
+        self.features
+    }
+
+    /// Where tokens begin in memory.
+    fn start(&self, [batch, head]: [usize; 2], token: usize) -> usize {
+        let [per_batch, per_head, stride] = self.strides;
+        batch * per_batch + head * per_head + token * stride
+    }
+
+    /// The rows of `tokens` as pairs of bf16, each so far from the next, if the tensor holds bf16 in whole and aligned pairs.
+    pub(super) fn bf16_pairs(
+        &self,
+        at: [usize; 2],
+        tokens: Range<usize>,
+    ) -> Option<(&'a [u32], usize)> {
+        let stride = self.strides[2];
+        match self.values {
+            Values::BF16(values) if self.features.is_multiple_of(2) && stride.is_multiple_of(2) => {
+                let values = &values[self.start(at, tokens.start)..];
+                // SAFETY: both types are plain numbers, and the middle part is aligned.
+                let (before, pairs, _) = unsafe { values.align_to::<u32>() };
+                before.is_empty().then_some((pairs, stride / 2))
+            }
+            _ => None,
         }
     }
 }

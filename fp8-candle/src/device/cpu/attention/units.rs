@@ -4,8 +4,10 @@
 //! one cell. The left operand of a product has rows of cells, of any strides; the right one has panels of 32 columns, one cell
 //! of each column per step.
 
-use super::super::gemm::Plain;
+use super::super::scratch::Plain;
 use super::layout::{Panel, Rows, Sums};
+use super::source::View;
+use std::ops::Range;
 
 /// Kernels of a processor. Holding units is proof that it has their instructions.
 pub(super) trait Units: Copy + Send + Sync {
@@ -17,6 +19,19 @@ pub(super) trait Units: Copy + Send + Sync {
 
     /// Computes `rows x 32` sums.
     fn multiply(self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>);
+
+    /// Whether the values of a tensor in f32 are cells as they are.
+    fn takes_f32(self, view: &View<'_>) -> bool;
+
+    /// Tokens of a head as rows of cells, each so far from the next, where pairs lie in memory.
+    fn pairs<'a>(
+        self,
+        _: &View<'a>,
+        _at: [usize; 2],
+        _tokens: Range<usize>,
+    ) -> Option<(&'a [u32], usize)> {
+        None
+    }
 
     /// Cells of neighbours of a row; zeros follow its end.
     fn cells(self, row: &[f32], cells: &mut [u32]);

@@ -3,10 +3,12 @@
 use super::super::gemm::transpose_16;
 use super::f32_units::{F32Kernels, F32Units, transpose_from};
 use super::layout::{PANEL, Panel, Rows, Sums};
+use super::source::View;
 use super::tile;
 use super::units::Units;
 use fp8_core::{Isa, IsaLevel};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Pairs of bf16, multiplied by `vdpbf16ps`.
 #[derive(Clone, Copy)]
@@ -26,6 +28,19 @@ impl Units for Bf16Units {
     fn multiply(self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
         // SAFETY: units exist only where their instructions do.
         unsafe { tile::bf16(rows, a, b, sums) }
+    }
+
+    fn takes_f32(self, _: &View<'_>) -> bool {
+        false
+    }
+
+    fn pairs<'a>(
+        self,
+        view: &View<'a>,
+        at: [usize; 2],
+        tokens: Range<usize>,
+    ) -> Option<(&'a [u32], usize)> {
+        view.bf16_pairs(at, tokens)
     }
 
     fn cells(self, row: &[f32], cells: &mut [u32]) {
@@ -165,8 +180,56 @@ impl F32Kernels for Avx2 {
     }
 
     fn transpose(self, from: &[u32], stride: usize, to: &mut [u32]) {
-        transpose_from(0, from, stride, to);
+        // SAFETY: kernels exist only where their instructions do.
+        unsafe { transpose_256(from, stride, to) }
     }
+}
+
+/// The transpose of 8 rows of 8 cells.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8(rows: [__m256; 8]) -> [__m256; 8] {
+    // Pairs of rows, then fours of each half, then whole columns.
+    let low = |i: usize| _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    let high = |i: usize| _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    let fours = |first: usize| -> [__m256; 4] {
+        let [a, b] = [low(first), low(first + 2)];
+        let [c, d] = [high(first), high(first + 2)];
+        [
+            _mm256_shuffle_ps::<0x44>(a, b),
+            _mm256_shuffle_ps::<0xEE>(a, b),
+            _mm256_shuffle_ps::<0x44>(c, d),
+            _mm256_shuffle_ps::<0xEE>(c, d),
+        ]
+    };
+    let (first, second) = (fours(0), fours(4));
+    std::array::from_fn(|i| match i {
+        0..4 => _mm256_permute2f128_ps::<0x20>(first[i], second[i]),
+        _ => _mm256_permute2f128_ps::<0x31>(first[i - 4], second[i - 4]),
+    })
+}
+
+#[target_feature(enable = "avx2")]
+fn transpose_256(from: &[u32], stride: usize, to: &mut [u32]) {
+    let steps = to.len() / PANEL;
+    let whole = steps / 8 * 8;
+    assert!(steps <= stride && from.len() >= (PANEL - 1) * stride + steps);
+    for step in (0..whole).step_by(8) {
+        for part in (0..PANEL).step_by(8) {
+            // SAFETY: rows `part..part + 8` hold steps `step..step + 8`, and `to` holds `part..part + 8` of each.
+            unsafe {
+                let row = |row: usize| {
+                    _mm256_loadu_ps(from.as_ptr().add((part + row) * stride + step).cast())
+                };
+                let columns = transpose_8(std::array::from_fn(row));
+                for (i, column) in columns.into_iter().enumerate() {
+                    let to = to.as_mut_ptr().add((step + i) * PANEL + part);
+                    _mm256_storeu_ps(to.cast(), column);
+                }
+            }
+        }
+    }
+    transpose_from(whole, from, stride, to);
 }
 
 #[target_feature(enable = "avx512f")]
@@ -190,4 +253,29 @@ fn transpose_512(from: &[u32], stride: usize, to: &mut [u32]) {
         }
     }
     transpose_from(whole, from, stride, to);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_transposes_alike() {
+        for (steps, stride) in [(1, 1), (7, 9), (8, 8), (17, 20), (64, 64), (33, 70)] {
+            let from: Vec<u32> = (0..(PANEL * stride) as u32).collect();
+            let mut expected = vec![0; steps * PANEL];
+            transpose_from(0, &from, stride, &mut expected);
+            let isa = Isa::best();
+            let mut to = vec![0; steps * PANEL];
+            if let Some(units) = Avx2::units(isa, false) {
+                units.transpose(&from, stride, &mut to);
+                assert_eq!(to, expected, "{steps} of {stride}");
+            }
+            to.fill(0);
+            if let Some(units) = Avx512::units(isa, false) {
+                units.transpose(&from, stride, &mut to);
+                assert_eq!(to, expected, "{steps} of {stride}");
+            }
+        }
+    }
 }

@@ -1,17 +1,17 @@
 //! FP8 GEMM in tiles: codes are decoded into panels, multiplied tile by tile with f32 sums, scaled at the end.
 //!
 //! Every FP8 value is exact in bf16 and f32, and every product of two of them in f32. The order of each sum depends only on
-//! the sizes: slices of the sum are added in order, for any tiles and threads.
+//! its length: slices of the sum are added in order, for any tiles and threads and whatever the rows and columns beside it.
 
+use super::super::scratch::Scratch;
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::product::{PackedA, Panels, Product, TASK_CODES};
 use super::results::Block;
-use super::scratch::Scratch;
 use super::side::{Codes, Side};
 use crate::base::parallel::shared::Shared;
-use fp8_core::HighPrecision;
+use fp8_core::{Contraction, HighPrecision};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -241,9 +241,10 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         sums: &mut [f32],
         results: Option<Block<'_>>,
     ) {
-        let few = self.a.kept() <= self.engine.few_rows();
+        let pairs =
+            self.a.contraction == Contraction::Rows && self.engine.packs_pairs(self.a.kept());
         // SAFETY: sessions are made only here, and packing and multiplying run no other tasks.
-        let session = unsafe { self.engine.session(self.b.format, few) };
+        let session = unsafe { self.engine.session(self.b.format) };
         let (stride, len) = (panels.len() * Self::WIDTH, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);
         let mut packed = match b {
@@ -287,10 +288,9 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 },
                 results.filter(|_| end == range.end),
                 Mode {
-                    few,
                     accumulate: start > range.start,
                     skip: start % SLICE,
-                    contraction: self.a.contraction,
+                    pairs,
                 },
             );
             start = end;

@@ -17,8 +17,8 @@ pub(super) struct Bf16Engine {
     amx: bool,
 }
 
-/// Up to this many rows, `vdpbf16ps` on decoded registers is faster than AMX, whose operands go through memory.
-const FEW_ROWS_OF_AMX: usize = 2;
+/// Up to this many rows, panels of packed codes are summed to their end one after the other.
+const FEW_ROWS: usize = 3;
 
 impl Bf16Engine {
     /// The engine for `isa`, if there is one.
@@ -29,20 +29,12 @@ impl Bf16Engine {
             _ => None,
         }
     }
-
-    /// Whether an A of `kept` rows that sums over the rows of its codes is packed in pairs of those rows instead of
-    /// transposed.
-    pub(super) fn packs_pairs(self, kept: usize) -> bool {
-        !self.amx && kept > self.few_rows()
-    }
 }
 
 /// A [`Bf16Engine`] set up on a thread.
 pub(super) struct Session {
     decoder: Decoder,
     tiles: Option<Tiles>,
-    /// Whether an A that sums over rows is packed in pairs.
-    pairs: bool,
 }
 
 impl Engine for Bf16Engine {
@@ -60,12 +52,13 @@ impl Engine for Bf16Engine {
         if self.amx { 2 * ROWS } else { tile_bf16::ROWS }
     }
 
-    fn few_rows(self) -> usize {
-        if self.amx {
-            FEW_ROWS_OF_AMX
-        } else {
-            tile_bf16::ROWS
-        }
+    fn packed_panels(self, rows: usize) -> Option<usize> {
+        // More rows read A from the caches, so several panels share a slice of it.
+        (!self.amx && rows <= FEW_ROWS).then(|| tile_bf16::panels_at_once(rows))
+    }
+
+    fn packs_pairs(self, kept: usize) -> bool {
+        !self.amx && kept > self.packed_rows()
     }
 
     fn writes_results(self) -> bool {
@@ -109,13 +102,12 @@ impl Engine for Bf16Engine {
         unsafe { pack_bf16::decode_panel(&Decoder::new(format), packed, dst) }
     }
 
-    unsafe fn session(self, format: Format, few: bool) -> Session {
+    unsafe fn session(self, format: Format) -> Session {
         Session {
             // SAFETY: an engine exists only where these instructions do.
             decoder: unsafe { Decoder::new(format) },
             // SAFETY: as above; the caller has no other session on this thread.
-            tiles: (self.amx && !few).then(|| unsafe { Tiles::new() }),
-            pairs: !self.amx && !few,
+            tiles: self.amx.then(|| unsafe { Tiles::new() }),
         }
     }
 
@@ -131,12 +123,12 @@ impl Engine for Bf16Engine {
     ) {
         let Sums { values, stride } = sums;
         let tiles = session.tiles.as_ref();
-        let pairs = session.pairs && mode.contraction == Contraction::Rows;
         let height = |row: usize| match tiles {
             Some(_) => 2 * ROWS,
             None => tile_bf16::height(row, rows),
         };
-        for index in 0..panels {
+        let mut index = 0;
+        while index < panels {
             let b = panel(index);
             let next = match (index + 1 < panels).then(|| panel(index + 1)) {
                 Some(Panel::Values(next)) => next,
@@ -144,7 +136,7 @@ impl Engine for Bf16Engine {
             };
             let steps = rows.div_ceil(height(0));
             // A panel stays in the first-level cache for all rows.
-            let (mut row, mut step) = (0, 0);
+            let (mut row, mut step, mut together) = (0, 0, 1);
             while row < rows {
                 let height = height(row);
                 prefetch_part(next, step, steps);
@@ -178,15 +170,23 @@ impl Engine for Bf16Engine {
                         tiles.multiply_pieces(short, a, count, piece, &mut sums, accumulate);
                     }
                     (None, b) => {
+                        let mut codes: [&[u8]; tile_bf16::panels_at_once(1)] = Default::default();
                         let columns = match b {
-                            Panel::Values(b) if mode.few => Columns::FewValues(b),
                             Panel::Values(b) => Columns::Values(b),
-                            Panel::Packed(codes) => Columns::FewPacked(codes),
+                            Panel::Packed(_) => {
+                                together = tile_bf16::panels_at_once(height).min(panels - index);
+                                for (next, codes) in codes[..together].iter_mut().enumerate() {
+                                    if let Panel::Packed(packed) = panel(index + next) {
+                                        *codes = packed;
+                                    }
+                                }
+                                Columns::Packed(&codes[..together])
+                            }
                         };
                         let a = Rows {
                             values: a,
                             skip: mode.skip,
-                            pairs,
+                            pairs: mode.pairs,
                         };
                         let to = To {
                             sums,
@@ -202,6 +202,7 @@ impl Engine for Bf16Engine {
                 row += height;
                 step += 1;
             }
+            index += together;
         }
     }
 }

@@ -163,7 +163,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
         unsafe { pack_f32::decode_panel(format, packed, T::ORDER.panel(), dst) };
     }
 
-    unsafe fn session(self, format: Format, _: bool) -> Format {
+    unsafe fn session(self, format: Format) -> Format {
         format
     }
 

@@ -11,7 +11,7 @@ use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 
 /// The scales to apply after the sums, and the bias.
-pub(super) struct Epilogue<'a> {
+pub(in super::super) struct Epilogue<'a> {
     rows: Scales,
     cols: Scales,
     bias: Option<&'a [f32]>,
@@ -29,6 +29,12 @@ impl<'a> Epilogue<'a> {
             cols: Scales::new(b, b_applied),
             bias,
         }
+    }
+
+    /// For operands without scales.
+    pub(in super::super) fn unscaled(bias: Option<&'a [f32]>) -> Self {
+        let (rows, cols) = (Scales::One(1.), Scales::One(1.));
+        Self { rows, cols, bias }
     }
 
     /// What tiles need to write `cols` columns of results themselves, if they can.
@@ -56,7 +62,7 @@ impl<'a> Epilogue<'a> {
     }
 
     /// Columns of row `row` from `first` on: `sums` scaled and rounded, with the bias added in the output dtype.
-    pub(super) fn finish_row<T: HighPrecision>(
+    pub(in super::super) fn finish_row<T: HighPrecision>(
         &self,
         row: usize,
         first: usize,

@@ -1,11 +1,11 @@
 //! What the blocked GEMM needs from the kernels of a processor.
 
+use super::super::scratch::Plain;
 use super::layout::Order;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
 use super::prefetch;
 use super::results::Block;
-use super::scratch::Plain;
 use super::side::Side;
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format};
@@ -62,18 +62,18 @@ pub(super) struct Sums<'a> {
     allow(dead_code, reason = "engines of bf16 read all of it")
 )]
 pub(super) struct Mode {
-    /// The whole product has no more rows than [`Engine::few_rows`].
-    pub(super) few: bool,
     /// Add to the existing values instead of starting with zero.
     pub(super) accumulate: bool,
     /// The first index of the sum within its slice.
     pub(super) skip: usize,
-    /// The dimension of A that is summed over.
-    pub(super) contraction: Contraction,
+    /// Whether A is packed in pairs of rows of codes ([`Engine::packs_pairs`]).
+    pub(super) pairs: bool,
 }
 
 /// Kernels that decode codes to values of one type, in the layouts of `layout.rs`, and sum their products in f32. Holding an
 /// engine is proof that the processor has its instructions.
+///
+/// The order of each sum depends on its length alone, not on the rows and panels beside it, nor on how codes are laid out.
 pub(super) trait Engine: Copy + Send + Sync {
     /// bf16 bits or f32.
     type Value: Plain + Send + Sync + 'static;
@@ -99,9 +99,9 @@ pub(super) trait Engine: Copy + Send + Sync {
         None
     }
 
-    /// For products of up to this many rows, each element is summed in several parts.
-    fn few_rows(self) -> usize {
-        0
+    /// Whether an A of `kept` rows that sums over the rows of its codes is packed in pairs of those rows instead of transposed.
+    fn packs_pairs(self, _kept: usize) -> bool {
+        false
     }
 
     /// Whether [`Engine::multiply`] takes results.
@@ -138,11 +138,11 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Decodes packed codes into values packed as B.
     fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [Self::Value]);
 
-    /// Sets the engine up; with `few`, for a product of no more than [`Engine::few_rows`] rows.
+    /// Sets the engine up.
     ///
     /// # Safety
     /// A thread must have only one session at a time: while it lives, nothing may run that could start other tasks.
-    unsafe fn session(self, format: Format, few: bool) -> Self::Session;
+    unsafe fn session(self, format: Format) -> Self::Session;
 
     /// Computes the sums of `rows` rows by `panels` panels, or adds to them. The rows of `a` and `sums` are padded to a
     /// multiple of 16.

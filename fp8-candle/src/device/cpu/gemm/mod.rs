@@ -1,6 +1,7 @@
 //! FP8 GEMM on the host: in tiles if there are kernels for the processor (`blocked.rs`); otherwise, and for scales that change
-//! within a tile, on decoded slabs (`slab.rs`).
+//! within a tile, on decoded values (`decoded.rs`).
 
+mod decoded;
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "tiles use the rest")
@@ -12,9 +13,7 @@ mod epilogue;
 )]
 mod layout;
 mod scales;
-mod scratch;
 mod side;
-mod slab;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod blocked;
@@ -84,8 +83,8 @@ use {
 #[cfg(target_arch = "aarch64")]
 use {engine_f32::F32Engine, kernel::Engine, pack_neon as pack_f32, tile_neon::Neon};
 
+pub(super) use epilogue::Epilogue;
 pub(super) use layout::{Order, pack_codes, unpack_codes};
-pub(super) use scratch::{Plain, Scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use {engine_f32::tiles, pack_bf16::transpose_16, tile_bf16::as_bf16};
 
@@ -178,7 +177,7 @@ fn multiply<T: HighPrecision>(
     let mut values = super::pages::vec_for::<T>(len);
     let out: &mut [MaybeUninit<T>] = &mut values.spare_capacity_mut()[..len];
     if !tiled(isa, a, b, bias, out) {
-        slab::gemm(a, b, bias, out);
+        decoded::gemm(isa, a, b, bias, out);
     }
     // SAFETY: both GEMMs write every element, or panic.
     unsafe { values.set_len(len) };

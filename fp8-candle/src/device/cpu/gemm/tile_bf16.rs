@@ -1,4 +1,5 @@
-//! Tiles of sums with `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
+//! Tiles of sums with `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, or few rows by several panels, in up to 24
+//! registers.
 
 use super::decoder::{Decoder, prefetch};
 use super::kernel::Sums;
@@ -43,20 +44,30 @@ pub(super) struct To<'a, 'b> {
     pub(super) results: Option<Block<'b>>,
 }
 
-/// One panel, and how its columns are summed.
+/// The columns of a tile.
 #[derive(Clone, Copy)]
 pub(super) enum Columns<'a> {
-    /// Packed as B.
+    /// One panel, packed as B.
     Values(&'a [u16]),
-    /// Packed as B, for a product of no more rows than a tile: several sums for each element, as for packed codes.
-    FewValues(&'a [u16]),
-    /// Packed codes, decoded here: for so few rows that the values are needed only once.
-    FewPacked(&'a [u8]),
+    /// Packed codes of neighbouring panels, as many as [`panels_at_once`] says at most, decoded here: for so few rows that the values
+    /// are needed only once.
+    Packed(&'a [&'a [u8]]),
 }
 
-/// Computes the `rows x 32` sums, or adds to them.
+/// How many panels of packed codes are summed at a time for tiles of `rows` rows: few sums would wait for themselves. Each sum has
+/// one order all the same.
+pub(super) const fn panels_at_once(rows: usize) -> usize {
+    match rows {
+        1 => 4,
+        2 => 3,
+        3 => 2,
+        _ => 1,
+    }
+}
+
+/// Computes the sums of `rows` rows by some panels of 32 columns, or adds to them. Each is summed in the order of the indices.
 ///
-/// `columns`: one panel from the first index of the sum on, whose length is that of the sum.
+/// `columns`: panels from the first index of the sum on, whose length is that of the sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 pub(super) fn multiply(
     decoder: &Decoder,
@@ -65,45 +76,36 @@ pub(super) fn multiply(
     columns: Columns<'_>,
     to: To<'_, '_>,
 ) {
-    macro_rules! tile {
-        ($($rows:literal)+) => {
+    macro_rules! values {
+        ($b:ident: $($rows:literal)+) => {
             match (rows, a.pairs) {
                 $(
-                    ($rows, false) => of_rows::<$rows>(decoder, a, columns, to),
-                    ($rows, true) => of_pairs::<$rows>(decoder, a, columns, to),
+                    ($rows, false) => tile::<$rows, 1, false, false>(decoder, a, [bytes($b)], to),
+                    ($rows, true) => tile::<$rows, 1, false, true>(decoder, a, [bytes($b)], to),
                 )+
                 _ => unreachable!("a tile of {rows} rows"),
             }
         };
     }
-    tile!(1 2 3 4 5 6 7 8 9 10 11 12)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn of_pairs<const R: usize>(decoder: &Decoder, a: Rows<'_>, columns: Columns<'_>, to: To<'_, '_>) {
-    let Columns::Values(b) = columns else {
-        unreachable!("a product of few rows has no tiles of pairs");
-    };
-    tile::<R, 1, false, true>(decoder, a, bytes(b), to);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn of_rows<const R: usize>(decoder: &Decoder, a: Rows<'_>, columns: Columns<'_>, to: To<'_, '_>) {
-    // A few rows need several sums each to hide the latency of the instruction. Packed codes are summed like values.
-    let unrolled = match R {
-        ..=2 => 4,
-        3..=6 => 2,
-        _ => 1,
-    };
-    match (columns, unrolled) {
-        (Columns::Values(b), _) | (Columns::FewValues(b), 1) => {
-            tile::<R, 1, false, false>(decoder, a, bytes(b), to);
-        }
-        (Columns::FewValues(b), 2) => tile::<R, 2, false, false>(decoder, a, bytes(b), to),
-        (Columns::FewValues(b), _) => tile::<R, 4, false, false>(decoder, a, bytes(b), to),
-        (Columns::FewPacked(codes), 1) => tile::<R, 1, true, false>(decoder, a, codes, to),
-        (Columns::FewPacked(codes), 2) => tile::<R, 2, true, false>(decoder, a, codes, to),
-        (Columns::FewPacked(codes), _) => tile::<R, 4, true, false>(decoder, a, codes, to),
+    macro_rules! packed {
+        ($codes:ident: $($rows:literal x $panels:literal)+) => {
+            match (rows, $codes.len()) {
+                $(
+                    ($rows, $panels) => {
+                        let codes = std::array::from_fn(|panel| $codes[panel]);
+                        tile::<$rows, $panels, true, false>(decoder, a, codes, to);
+                    }
+                )+
+                (rows, panels) => unreachable!("a tile of {rows} rows by {panels} panels"),
+            }
+        };
+    }
+    match columns {
+        Columns::Values(b) => values!(b: 1 2 3 4 5 6 7 8 9 10 11 12),
+        Columns::Packed(codes) => packed!(
+            codes: 1 x 1 1 x 2 1 x 3 1 x 4 2 x 1 2 x 2 2 x 3 3 x 1 3 x 2
+            4 x 1 5 x 1 6 x 1 7 x 1 8 x 1 9 x 1 10 x 1 11 x 1 12 x 1
+        ),
     }
 }
 
@@ -125,36 +127,36 @@ const fn strides<const R: usize, const PAIRS: bool>() -> (usize, usize) {
     if PAIRS { (2, 2 * R) } else { (SLICE_STRIDE, 2) }
 }
 
-/// `U` interleaved sums for each element, which are added at the end. `b`: values, or codes where `PACKED`.
+/// `R` rows by `P` neighbouring panels. `b`: values, or codes where `PACKED`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
+fn tile<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
     decoder: &Decoder,
     a: Rows<'_>,
-    b: &[u8],
-    to: To<'_, '_>,
+    b: [&[u8]; P],
+    mut to: To<'_, '_>,
 ) {
     let pair_bytes = if PACKED { 2 * PANEL } else { 4 * PANEL };
-    let pairs = b.len() / pair_bytes;
+    let pairs = b[0].len() / pair_bytes;
     let (row_stride, pair_stride) = strides::<R, PAIRS>();
     let a = &a.values[a.skip / 2 * pair_stride..];
-    assert!(R > 0 && pairs > 0);
+    assert!(R > 0 && pairs > 0 && b.iter().all(|b| b.len() / pair_bytes == pairs));
     assert!((R - 1) * row_stride + (pairs - 1) * pair_stride + 2 <= a.len());
     if let Some(results) = &to.results {
         results.prefetch::<R>();
     }
-    let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; U];
+    let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; P];
     if to.accumulate {
-        start::<R, U, PACKED, PAIRS>(&to.sums, &mut tiles[0]);
+        for (panel, tile) in tiles.iter_mut().enumerate() {
+            start::<R, P, PACKED, PAIRS>(&to.sums, panel, tile);
+        }
     }
-    // The length of a sum is a multiple of 32, so a whole number of groups of U pairs.
-    for group in 0..pairs / U {
-        for (unrolled, tile) in tiles.iter_mut().enumerate() {
-            let pair = group * U + unrolled;
-            // SAFETY: `pair` is below the number of pairs that `b` holds, each of one vector if packed, otherwise of two.
+    for pair in 0..pairs {
+        for (panel, tile) in tiles.iter_mut().enumerate() {
+            // SAFETY: `pair` is below the number of pairs that each panel holds, each of one vector if packed, otherwise of two.
             let (left, right) = unsafe {
-                let b = b.as_ptr().add(pair * pair_bytes);
+                let b = b[panel].as_ptr().add(pair * pair_bytes);
                 if PACKED {
-                    prefetch(b, 8192);
+                    prefetch(b, AHEAD / P);
                     decoder.decode(_mm512_loadu_si512(b.cast()))
                 } else {
                     (
@@ -175,29 +177,29 @@ fn tile<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
             }
         }
     }
-    let mut tile = tiles[0];
-    for other in &tiles[1..] {
-        for row in 0..R {
-            for half in 0..2 {
-                tile[row][half] = _mm512_add_ps(tile[row][half], other[row][half]);
-            }
+    for (panel, tile) in tiles.into_iter().enumerate() {
+        match to.results {
+            Some(results) => results
+                .at(0, panel * PANEL)
+                .write::<R, P, PACKED, PAIRS>(tile),
+            None => keep::<R, P, PACKED, PAIRS>(tile, panel, &mut to.sums),
         }
     }
-    match to.results {
-        Some(results) => results.write::<R, U, PACKED, PAIRS>(tile),
-        None => keep::<R, U, PACKED, PAIRS>(tile, to.sums),
-    }
 }
+
+/// How far ahead of packed codes tiles prefetch, in all panels together.
+const AHEAD: usize = 8192;
 
 /// Loads sums. The parameters give each instance a single caller, so that it is inlined and the sums stay in registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn start<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
+fn start<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
     sums: &Sums<'_>,
+    panel: usize,
     tile: &mut [[__m512; 2]; R],
 ) {
     for (row, tile) in tile.iter_mut().enumerate() {
-        let sums: &[f32; PANEL] = sums.values[row * sums.stride..]
+        let sums: &[f32; PANEL] = sums.values[row * sums.stride + panel * PANEL..]
             .first_chunk()
             .expect("a row of sums");
         // SAFETY: the chunk holds 32 sums, two vectors.
@@ -211,12 +213,13 @@ fn start<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
 /// Stores sums; for the parameters see [`start`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn keep<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
+fn keep<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
     tile: [[__m512; 2]; R],
-    sums: Sums<'_>,
+    panel: usize,
+    sums: &mut Sums<'_>,
 ) {
     for (row, tile) in tile.iter().enumerate() {
-        let sums: &mut [f32; PANEL] = sums.values[row * sums.stride..]
+        let sums: &mut [f32; PANEL] = sums.values[row * sums.stride + panel * PANEL..]
             .first_chunk_mut()
             .expect("a row of sums");
         // SAFETY: the chunk holds 32 sums, two vectors.

@@ -1,4 +1,4 @@
-//! Buffers that GEMMs reuse: new memory would cost a page fault for every 4 KiB.
+//! Buffers that products reuse: new memory would cost a page fault for every 4 KiB.
 
 use crate::base::sync::lock;
 use std::cell::RefCell;
@@ -20,9 +20,10 @@ const KEPT: usize = 8 << 20;
 const KEPT_FOR_ALL: usize = 128 << 20;
 
 /// A type for which any bytes are a valid value.
-pub(in super::super) trait Plain: Copy {}
+pub(super) trait Plain: Copy {}
 impl Plain for u16 {}
 impl Plain for f32 {}
+impl Plain for f64 {}
 
 /// Unused buffers, the smallest first.
 struct Pool(Vec<Vec<Line>>);
@@ -58,14 +59,14 @@ impl Pool {
 }
 
 /// Elements aligned to a cache line, with arbitrary values; returned to a pool when dropped.
-pub(in super::super) struct Scratch<T> {
+pub(super) struct Scratch<T> {
     lines: Vec<Line>,
     len: usize,
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Plain> Scratch<T> {
-    pub(in super::super) fn new(len: usize) -> Self {
+    pub(super) fn new(len: usize) -> Self {
         let needed = (len * size_of::<T>()).div_ceil(LINE);
         let mut lines = if needed * LINE >= LARGE {
             shared().take(needed)

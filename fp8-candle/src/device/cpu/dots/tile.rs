@@ -1,0 +1,119 @@
+//! Tiles of sums in lanes: their definition, which is also the code for processors without kernels of their own.
+
+use super::Plain;
+use crate::base::math::Real;
+use crate::base::simd::simd;
+use std::marker::PhantomData;
+
+/// Lanes of each sum.
+pub(super) const LANES: usize = 16;
+
+/// Kernels that add products to lanes, and lanes to each other. Holding one is proof that the processor has its instructions.
+pub(super) trait Tiles: Copy + Send + Sync {
+    type Value: Plain + Real;
+
+    const ZERO: Self::Value = Self::Value::ZERO;
+
+    /// The most rows of x in a tile, and the rows of w in every tile.
+    const ROWS: usize;
+    const COLS: usize;
+
+    /// Adds `steps` times [`LANES`] products to the lanes of `rows` rows of x and [`Tiles::COLS`] rows of w, which are 0 before
+    /// unless `add`: lane by lane, in the order of the steps.
+    ///
+    /// `x`, `w`: rows and their distance. `lanes`: `[rows][COLS][LANES]`.
+    fn add(
+        self,
+        rows: usize,
+        x: (&[Self::Value], usize),
+        w: (&[Self::Value], usize),
+        steps: usize,
+        lanes: &mut [Self::Value],
+        add: bool,
+    );
+
+    /// The totals of lanes, `[sums][LANES]`: lanes l and l + 8 are added, then l and l + 4 of these, l and l + 2, l and l + 1.
+    fn total(self, lanes: &[Self::Value], sums: &mut [Self::Value]);
+}
+
+/// Checks that `rows` rows lie in `values`.
+#[inline(always)]
+pub(super) fn check_rows<V>((values, stride): (&[V], usize), rows: usize, steps: usize) {
+    assert!(steps * LANES <= stride && (rows - 1) * stride + steps * LANES <= values.len());
+}
+
+/// Plain Rust, for any processor.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Portable<V>(PhantomData<V>);
+
+/// `a * b + sum`, rounded once where the processor surely can.
+#[inline(always)]
+fn multiply_add<V: Real>(a: V, b: V, sum: V) -> V {
+    if cfg!(target_arch = "aarch64") {
+        a.mul_add(b, sum)
+    } else {
+        a * b + sum
+    }
+}
+
+impl<V: Plain + Real> Tiles for Portable<V> {
+    type Value = V;
+    const ROWS: usize = 4;
+    const COLS: usize = 3;
+
+    fn add(
+        self,
+        rows: usize,
+        (x, x_stride): (&[V], usize),
+        (w, w_stride): (&[V], usize),
+        steps: usize,
+        lanes: &mut [V],
+        add: bool,
+    ) {
+        check_rows((x, x_stride), rows, steps);
+        check_rows((w, w_stride), Self::COLS, steps);
+        let (lanes, _) = lanes.as_chunks_mut::<LANES>();
+        let (lanes, _) = lanes.as_chunks_mut::<3>();
+        simd(
+            #[inline(always)]
+            || {
+                for (row, lanes) in lanes[..rows].iter_mut().enumerate() {
+                    let x = x[row * x_stride..].as_chunks::<LANES>().0;
+                    let w: [_; 3] = std::array::from_fn(|col| {
+                        &w[col * w_stride..].as_chunks::<LANES>().0[..steps]
+                    });
+                    let mut sums = if add { *lanes } else { [[V::ZERO; LANES]; 3] };
+                    for (step, x) in x[..steps].iter().enumerate() {
+                        for (sums, w) in sums.iter_mut().zip(w) {
+                            for ((sum, &x), &w) in sums.iter_mut().zip(x).zip(&w[step]) {
+                                *sum = multiply_add(x, w, *sum);
+                            }
+                        }
+                    }
+                    *lanes = sums;
+                }
+            },
+        );
+    }
+
+    fn total(self, lanes: &[V], sums: &mut [V]) {
+        let (lanes, _) = lanes.as_chunks::<LANES>();
+        for (sum, lanes) in sums.iter_mut().zip(lanes) {
+            *sum = total(*lanes);
+        }
+    }
+}
+
+/// See [`Tiles::total`].
+// Not inlined, or LLVM would arrange the lanes for the shuffles of this tree.
+#[inline(never)]
+pub(super) fn total<V: Real>(mut lanes: [V; LANES]) -> V {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,90 @@
+//! FP8 GEMM on decoded values, for processors without tiles and for scales that change within a tile: the products of
+//! `device/cpu/dots`, scaled at the end.
+//!
+//! Every FP8 value is exact in f32, so decoding loses nothing. Each sum has one order, whatever the rows and columns beside it.
+
+use super::super::dots::{self, Rows, Sizes};
+use super::epilogue::Epilogue;
+use super::layout::unpack_codes;
+use super::side::{Codes, Side};
+use crate::base::parallel::shared::Shared;
+use fp8_core::{Contraction, HighPrecision, Isa};
+use std::borrow::Cow;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Whether to scale while decoding: scales that vary along the sum cannot wait for the epilogue. Then neither can those of the
+/// other operand: products of values and codes can leave the range of f32 although those of values do not.
+fn scale_in_decode(a: &Side<'_>, b: &Side<'_>) -> bool {
+    a.segment().is_some() || b.segment().is_some()
+}
+
+/// `[a.kept, b.kept]` into `out`; every element is written.
+pub(super) fn gemm<T: HighPrecision>(
+    isa: Isa,
+    a: &Side<'_>,
+    b: &Side<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [MaybeUninit<T>],
+) {
+    let (m, n, k) = (a.kept(), b.kept(), a.contracted());
+    assert_eq!(out.len(), m * n);
+    let scaled = scale_in_decode(a, b);
+    let epilogue = Epilogue::new((a, scaled), (b, scaled), bias);
+    let (a_codes, b_codes) = (row_major(a), row_major(b));
+    let out = Shared::new(out);
+    dots::product(
+        isa,
+        Sizes { m, n, k },
+        decoded(a, &a_codes, scaled),
+        decoded(b, &b_codes, scaled),
+        |row, col, sums| {
+            let first = row * n + col;
+            // SAFETY: each element is finished once.
+            let out = unsafe { out.part(first..first + sums.len()) };
+            epilogue.finish_row(row, col, sums, out);
+        },
+    );
+}
+
+/// The codes in the order of the grid.
+fn row_major<'a>(side: &Side<'a>) -> Cow<'a, [u8]> {
+    match side.codes {
+        Codes::RowMajor(codes) => codes.into(),
+        Codes::Panels(order, codes) => {
+            unpack_codes(order, codes, side.kept(), side.contracted()).into()
+        }
+    }
+}
+
+/// The values of kept indices, each over the whole sum.
+fn decoded<'a>(side: &'a Side<'_>, codes: &'a [u8], scaled: bool) -> impl Rows<f32> + 'a {
+    let (kept, contracted) = (side.kept(), side.contracted());
+    let values: [f32; 256] = std::array::from_fn(|code| side.format.decode(code as u8));
+    move |rows: Range<usize>, stride: usize, dst: &mut [f32]| match side.contraction {
+        Contraction::Cols => {
+            for (row, dst) in rows.zip(dst.chunks_mut(stride)) {
+                let codes = &codes[row * contracted..][..contracted];
+                let (format, dst) = (side.format, &mut dst[..contracted]);
+                if scaled {
+                    let (grid, scales) = (&side.grid, side.dequant_scales);
+                    fp8_core::decode_rows(format, codes, row, grid, scales, dst);
+                } else {
+                    fp8_core::decode(format, codes, 1., dst);
+                }
+            }
+        }
+        Contraction::Rows => {
+            let mut scales = vec![1.; rows.len()];
+            for l in 0..contracted {
+                if scaled {
+                    side.scales_into(rows.start, l, &mut scales);
+                }
+                let codes = &codes[l * kept..][rows.clone()];
+                for (i, (&code, scale)) in codes.iter().zip(&scales).enumerate() {
+                    dst[i * stride + l] = values[usize::from(code)] * scale;
+                }
+            }
+        }
+    }
+}
