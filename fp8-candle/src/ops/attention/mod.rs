@@ -1,6 +1,8 @@
 //! Scaled dot-product attention.
 
 mod composed;
+mod composed_fp8;
+mod fp8;
 mod options;
 #[cfg(test)]
 mod tests;
@@ -15,6 +17,7 @@ use crate::base::profile::{Kind, enter};
 use crate::device::{FusedAttention, fused_attention};
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
+use fp8::KeptOperands;
 use options::OP;
 
 /// Attention of every query over the keys of its head.
@@ -89,6 +92,14 @@ impl Attention {
         if q.elem_count() == 0 {
             return Ok(q.clone());
         }
+        if self.products.any() {
+            let (storage, saved) =
+                self.forward_fp8([q, k, v].map(Tensor::detach).each_ref(), q.dtype())?;
+            let result = Ready::new(storage, q.shape())?;
+            return attach(OP, [q, k, v], result, move |qkv, _, grad| {
+                self.backward(qkv, &saved, grad, qkv.map(Tensor::track_op))
+            });
+        }
         let Some(kernels) = self.kernels(q)? else {
             return Ok(self.composed(q, k, v)?.to_dtype(q.dtype())?);
         };
@@ -127,6 +138,10 @@ impl Attention {
         if q.elem_count() == 0 {
             return Ok((q.to_dtype(out_dtype)?, saved));
         }
+        if self.products.any() {
+            let (storage, saved) = self.forward_fp8([q, k, v], out_dtype)?;
+            return Ok((tensor_of(storage, q.shape())?, saved));
+        }
         let Some(kernels) = self.kernels(q)? else {
             let y = self.composed(q, k, v)?.to_dtype(out_dtype)?;
             return Ok((y.contiguous()?, saved));
@@ -149,6 +164,9 @@ impl Attention {
         let _scope = enter(Kind::Attention);
         let [q, k, v] = &qkv.map(Tensor::detach);
         let grad = &grad.detach();
+        if saved.operands.is_some() {
+            return self.saved_gradients(saved, grad, wanted);
+        }
         if let (Some(kernels), Some(lse)) = (self.kernels(q)?, &saved.lse) {
             let results = (saved.result.as_ref(), lse);
             return kernels.backward(self, [q, k, v], results, grad, wanted);
@@ -179,4 +197,6 @@ pub(crate) struct Saved {
     pub(crate) lse: Option<Tensor>,
     /// The result, if the kernels need it.
     pub(crate) result: Option<Tensor>,
+    /// q, k and v themselves, if products are in FP8: then [`Attention::backward`] reads nothing of the tensors.
+    pub(crate) operands: Option<KeptOperands>,
 }

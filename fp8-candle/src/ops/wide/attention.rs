@@ -40,6 +40,9 @@ impl WideNode {
         let attention = Attention::new(tensors, options, true)?;
         let dtype = tensors[0].dtype();
         let ids = qkv.map(|x| x.id);
+        if attention.products.any() {
+            return self.fp8_attention(attention, tensors.map(Tensor::clone), ids);
+        }
         // Copies in bf16 give the same bits where the products are in bf16.
         let kept = match attention.reads_bf16_copies(tensors[0])? {
             true => tensors.map(to_bf16),
@@ -51,6 +54,27 @@ impl WideNode {
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
             let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
+            for (id, grad) in ids.into_iter().zip(grads) {
+                if let Some(grad) = grad {
+                    sweep.add(id, grad.to_dtype(dtype)?)?;
+                }
+            }
+            Ok(())
+        }))
+    }
+
+    /// Attention with products in FP8, which keeps its own operands.
+    fn fp8_attention(
+        &mut self,
+        attention: Attention,
+        qkv: [Tensor; 3],
+        ids: [Option<usize>; 3],
+    ) -> Result<Wide> {
+        let dtype = qkv[0].dtype();
+        let (tensor, saved) = attention.forward(qkv.each_ref(), dtype)?;
+        Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
+            let wanted = ids.map(|id| id.is_some());
+            let grads = attention.saved_gradients(&saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
                 if let Some(grad) = grad {
                     sweep.add(id, grad.to_dtype(dtype)?)?;

@@ -2,11 +2,12 @@
 
 use crate::base::check::narrow_error;
 use crate::base::data::attention::Attention;
-use crate::base::error::Result;
+use crate::base::data::attention_products::Operand;
+use crate::base::error::{Result, internal};
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
-use candle_core::{CpuStorage, Storage, Tensor};
-use fp8_core::HighPrecision;
+use candle_core::{CpuStorage, Storage};
+use fp8_core::{Format, HighPrecision};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -17,6 +18,15 @@ enum Values<'a> {
     F32(&'a [f32]),
     BF16(&'a [bf16]),
     F16(&'a [f16]),
+    Codes(Codes<'a>),
+}
+
+/// FP8 codes with a scale for each row of features.
+#[derive(Clone, Copy)]
+struct Codes<'a> {
+    codes: &'a [u8],
+    dequant_scales: &'a [f32],
+    format: Format,
 }
 
 /// A tensor of batch entries, heads, tokens and features, in the layout of a call.
@@ -42,27 +52,50 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Calls `f` with views of tensors, which are copied first if their features are not neighbours.
+/// Calls `f` with views of operands. Tensors are copied first if their features are not neighbours.
 pub(super) fn with_views<const N: usize, Out>(
     attention: &Attention,
-    tensors: [&Tensor; N],
+    operands: [Operand<'_>; N],
     f: impl FnOnce([View<'_>; N]) -> Result<Out>,
 ) -> Result<Out> {
-    let tensors = tensors.map(|x| match x.stride() {
-        [.., last] if *last == 1 || attention.head_dim == 1 => Ok(x.clone()),
-        _ => x.contiguous(),
+    let tensors = operands.map(|operand| match operand {
+        Operand::Values(x) | Operand::Codes { codes: x, .. } => match x.stride() {
+            [.., last] if *last == 1 || attention.head_dim == 1 => Ok(x.clone()),
+            _ => x.contiguous(),
+        },
     });
     let tensors = tensors
         .into_iter()
         .collect::<candle_core::Result<Vec<_>>>()?;
     let guards: Vec<_> = tensors.iter().map(|x| x.storage_and_layout()).collect();
+    let scales = operands.map(|operand| match operand {
+        Operand::Values(_) => None,
+        Operand::Codes {
+            dequant_scale,
+            format,
+            ..
+        } => Some((dequant_scale.storage_and_layout().0, format)),
+    });
     let mut views = Vec::with_capacity(N);
-    for ((storage, layout), x) in guards.iter().zip(&tensors) {
+    for (((storage, layout), scales), x) in guards.iter().zip(&scales).zip(&tensors) {
         let start = layout.start_offset();
-        let values = match &**storage {
-            Storage::Cpu(CpuStorage::F32(values)) => Values::F32(&values[start..]),
-            Storage::Cpu(CpuStorage::BF16(values)) => Values::BF16(&values[start..]),
-            Storage::Cpu(CpuStorage::F16(values)) => Values::F16(&values[start..]),
+        let values = match (&**storage, scales) {
+            (Storage::Cpu(CpuStorage::F32(values)), None) => Values::F32(&values[start..]),
+            (Storage::Cpu(CpuStorage::BF16(values)), None) => Values::BF16(&values[start..]),
+            (Storage::Cpu(CpuStorage::F16(values)), None) => Values::F16(&values[start..]),
+            (Storage::Cpu(CpuStorage::U8(codes)), Some((scales, format))) => {
+                let Storage::Cpu(CpuStorage::F32(dequant_scales)) = &**scales else {
+                    internal!("scales of attention that are not f32 in host memory");
+                };
+                if start != 0 || dequant_scales.len() * attention.head_dim != codes.len() {
+                    internal!("codes of attention that are a part, or have other scales");
+                }
+                Values::Codes(Codes {
+                    codes,
+                    dequant_scales,
+                    format: *format,
+                })
+            }
             _ => {
                 return Err(narrow_error(
                     "attention",
@@ -115,11 +148,31 @@ impl<'a> View<'a> {
             }
             Values::BF16(values) => widen_rows(&values[start..], stride, features, count, buffer),
             Values::F16(values) => widen_rows(&values[start..], stride, features, count, buffer),
+            Values::Codes(codes) => codes.decode_rows(start, stride, features, count, buffer),
         }
         Tokens {
             values: buffer,
             stride: features,
             features,
+        }
+    }
+}
+
+impl Codes<'_> {
+    /// `count` rows of `features` values, `stride` apart, in f32.
+    fn decode_rows(
+        &self,
+        start: usize,
+        stride: usize,
+        features: usize,
+        count: usize,
+        buffer: &mut [f32],
+    ) {
+        for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
+            let at = start + row * stride;
+            let dequant_scale = self.dequant_scales[at / features];
+            let codes = &self.codes[at..at + features];
+            fp8_core::decode(self.format, codes, dequant_scale, to);
         }
     }
 }
