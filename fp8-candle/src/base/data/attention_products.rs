@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use fp8_core::{Format, FormatPair};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Which products of attention multiply FP8 values, and in which formats.
 ///
@@ -148,6 +149,31 @@ impl AttentionProducts {
     /// Whether all operands of the backward pass are.
     pub(crate) fn all_backward(&self) -> bool {
         self.scores && self.grad_probabilities && self.grad_inputs
+    }
+}
+
+/// `none`, or the FP8 products joined by `+` (`all` for all four) and the formats, the second only if it differs: `all_e4m3`,
+/// `scores+values_e4m3`, `all_e4m3_e5m2`.
+impl fmt::Display for AttentionProducts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let products = [
+            (self.scores, "scores"),
+            (self.values, "values"),
+            (self.grad_probabilities, "grad_probabilities"),
+            (self.grad_inputs, "grad_inputs"),
+        ];
+        let chosen = products.into_iter().filter(|(fp8, _)| *fp8);
+        let names: Vec<&str> = chosen.map(|(_, name)| name).collect();
+        match names.len() {
+            0 => return f.write_str("none"),
+            4 => f.write_str("all")?,
+            _ => f.write_str(&names.join("+"))?,
+        }
+        write!(f, "_{}", self.format.name())?;
+        match self.grad_format == self.format {
+            true => Ok(()),
+            false => write!(f, "_{}", self.grad_format.name()),
+        }
     }
 }
 

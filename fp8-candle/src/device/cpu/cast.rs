@@ -5,6 +5,7 @@ use super::elements::{tensor, with_scales};
 use super::fill::{filled, zeros};
 use super::pages;
 use crate::base::error::Result;
+use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 use candle_core::Tensor;
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
@@ -80,6 +81,50 @@ pub(super) fn encode<T: HighPrecision>(
         }
     });
     (codes, f32::from_bits(amax.into_inner()))
+}
+
+/// Amax and quant_scale of a row.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RowScales {
+    pub(super) amax: f32,
+    pub(super) quant_scale: f32,
+}
+
+/// Codes of a matrix, each row with the scale that `quant_scale` makes of its amax, from one read of memory. Not for stochastic
+/// rounding.
+pub(super) fn encode_rows_current<T: HighPrecision>(
+    src: &[T],
+    cols: usize,
+    cast: &Cast,
+    quant_scale: impl Fn(f32) -> f32 + Sync,
+) -> (Vec<u8>, Vec<RowScales>) {
+    let cols = cols.max(1);
+    let (len, piece) = (task_len(cols), (PIECE / cols).max(1));
+    let mut scales = vec![RowScales::default(); src.len() / cols];
+    let places = Shared::new(&mut scales);
+    let codes = mapped(src, len, |index, src, codes| {
+        let first = index * len / cols;
+        // SAFETY: the rows of tasks are disjoint.
+        let scales = unsafe { places.part(first..first + src.len() / cols) };
+        let pieces = src.chunks(piece * cols).zip(codes.chunks_mut(piece * cols));
+        let (mut amaxes, mut quant_scales) = (vec![0f32; piece], vec![0f32; piece]);
+        for ((src, codes), scales) in pieces.zip(scales.chunks_mut(piece)) {
+            let grid = ScaleGrid::per_row(scales.len(), cols);
+            let amaxes = &mut amaxes[..scales.len()];
+            let quant_scales = &mut quant_scales[..scales.len()];
+            amaxes.fill(0.0);
+            fp8_core::amax_rows(src, 0, &grid, amaxes);
+            for ((scales, &amax), to) in scales.iter_mut().zip(&*amaxes).zip(&mut *quant_scales) {
+                *to = quant_scale(amax);
+                *scales = RowScales {
+                    amax,
+                    quant_scale: *to,
+                };
+            }
+            fp8_core::encode_rows(cast, src, 0, &grid, quant_scales, codes);
+        }
+    });
+    (codes, scales)
 }
 
 /// As many elements as `src` has, written by tasks of `len` elements.

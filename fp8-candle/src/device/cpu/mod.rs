@@ -16,18 +16,19 @@ pub(crate) use attention::CpuAttention;
 pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
 
-use super::backend::{AmaxCells, Backend};
+use super::backend::{AmaxCells, Backend, quantize_by};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::matrix_dims;
-use crate::base::data::scales::ScalePolicy;
+use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
 use candle_core::{DType, Device, Storage, Tensor};
+use cast::RowScales;
 use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slices};
 use float8::F8E4M3;
-use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
+use fp8_core::{Cast, Contraction, Format, Isa, Rounding, ScaleGrid};
 
 /// FP8 on the host.
 pub(crate) struct CpuBackend;
@@ -49,21 +50,12 @@ impl Backend for CpuBackend {
         power_of_two: bool,
     ) -> Result<Tensor> {
         let _scope = enter(Kind::Cast);
+        let current = CurrentScale {
+            policy,
+            power_of_two,
+        };
         map_f32("quant_scale", amax, |amax| {
-            let quant_scale = match policy {
-                ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
-                ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
-                ScalePolicy::Mx => {
-                    let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
-                    fp8_core::reciprocal(dequant_scale.to_f32())
-                }
-                ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
-            };
-            if power_of_two {
-                fp8_core::floor_to_power_of_two(quant_scale)
-            } else {
-                quant_scale
-            }
+            quant_scale(amax, format, current)
         })
     }
 
@@ -102,6 +94,39 @@ impl Backend for CpuBackend {
         let grid = ScaleGrid::tensorwise(rows, cols);
         let (codes, amax) = self.encode(x, &grid, quant_scale, cast, orientation, true)?;
         Ok((codes, tensor(vec![amax], 1)?))
+    }
+
+    fn quantize_current(
+        &self,
+        x: &Tensor,
+        grid: &ScaleGrid,
+        current: CurrentScale,
+        cast: &Cast,
+        orientation: Orientation,
+    ) -> Result<CurrentCast> {
+        // Random bits belong to places in the matrix, of which a row knows nothing.
+        let by_place = matches!(cast.rounding, Rounding::Stochastic(_));
+        if *grid != ScaleGrid::per_row(grid.rows(), grid.cols()) || by_place {
+            let amax = self.amax(x, grid)?;
+            return quantize_by(self, x, grid, (amax, current), cast, orientation);
+        }
+        let _scope = enter(Kind::Cast);
+        let of_amax = |amax| quant_scale(amax, cast.format, current);
+        let (codes, scales) = for_dtype!("quantize", "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| cast::encode_rows_current(x, grid.cols(), cast, of_amax))
+        })?;
+        let column = |of: fn(&RowScales) -> f32| {
+            tensor(
+                scales.iter().map(of).collect::<Vec<f32>>(),
+                (grid.rows(), 1),
+            )
+        };
+        Ok(CurrentCast {
+            codes: Codes::row_major(tensor(codes, x.shape())?),
+            dequant_scale: column(|row| fp8_core::reciprocal(row.quant_scale))?,
+            quant_scale: column(|row| row.quant_scale)?,
+            amax: column(|row| row.amax)?,
+        })
     }
 
     fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
@@ -248,6 +273,24 @@ impl CpuBackend {
             row_major: orientation.row_major().then_some(codes),
             transposed,
         })
+    }
+}
+
+/// The quant_scale of an amax.
+fn quant_scale(amax: f32, format: Format, current: CurrentScale) -> f32 {
+    let quant_scale = match current.policy {
+        ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
+        ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
+        ScalePolicy::Mx => {
+            let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
+            fp8_core::reciprocal(dequant_scale.to_f32())
+        }
+        ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
+    };
+    if current.power_of_two {
+        fp8_core::floor_to_power_of_two(quant_scale)
+    } else {
+        quant_scale
     }
 }
 
