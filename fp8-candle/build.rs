@@ -13,13 +13,11 @@ mod cuda {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    /// Of PTX. 80: casts and emulation on chips without FP8 units; 89: Ada and newer chips; 90a: Hopper.
-    const ARCHITECTURES: [&str; 3] = ["80", "89", "90a"];
-
-    /// Of machine code, and the PTX it is made from. The driver would make it when a kernel is first used, which takes half a
-    /// minute for all of them, and it refuses PTX of a toolkit that is newer than itself. Chips of the last two do what this
-    /// library asks of them by the code of 89.
-    const CUBINS: [(&str, &str); 5] = [
+    /// The machine code that can be made, and the architecture of the PTX it is made from. 80: casts and emulation on chips without
+    /// FP8 units; 89: Ada and newer chips; 90a: Hopper. Chips of the last two do what this library asks of them by the code of
+    /// 89. The driver would make machine code when a kernel is first used, which takes half a minute for all of them, and it
+    /// refuses PTX of a toolkit that is newer than itself.
+    const ARCHITECTURES: [(&str, &str); 5] = [
         ("80", "80"),
         ("89", "89"),
         ("90a", "90a"),
@@ -27,11 +25,34 @@ mod cuda {
         ("120", "89"),
     ];
 
+    /// Which of them are built, separated by commas; all if it is not set. A program for one chip is a third as large.
+    const VARIABLE: &str = "FP8_CUDA_ARCHITECTURES";
+
+    /// What to build: those that [`VARIABLE`] lists. The PTX of the last goes into the program too, for chips that are newer.
+    fn architectures() -> Vec<(&'static str, &'static str)> {
+        println!("cargo::rerun-if-env-changed={VARIABLE}");
+        let Ok(list) = std::env::var(VARIABLE) else {
+            return ARCHITECTURES.to_vec();
+        };
+        let wanted: Vec<&str> = list.split(',').map(str::trim).collect();
+        for name in &wanted {
+            assert!(
+                ARCHITECTURES.iter().any(|(arch, _)| arch == name),
+                "{VARIABLE}={list}: {name:?} is none of 80, 89, 90a, 100, 120"
+            );
+        }
+        let known = ARCHITECTURES.into_iter();
+        known.filter(|(arch, _)| wanted.contains(arch)).collect()
+    }
+
     pub fn compile() {
         let ptxas = ptxas();
         let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-        let sources = sources();
-        for arch in ARCHITECTURES {
+        let (sources, architectures) = (sources(), architectures());
+        let mut compiled: Vec<&str> = architectures.iter().map(|&(_, ptx)| ptx).collect();
+        compiled.sort_unstable();
+        compiled.dedup();
+        for arch in compiled {
             let dir = out.join(format!("sm_{arch}"));
             std::fs::create_dir_all(&dir).expect("the build folder can be written");
             cudaforge::KernelBuilder::new()
@@ -44,7 +65,7 @@ mod cuda {
                 .build_ptx()
                 .unwrap_or_else(|error| panic!("nvcc for compute capability {arch}: {error}"));
         }
-        for (arch, ptx) in CUBINS {
+        for &(arch, ptx) in &architectures {
             let (from, to) = (
                 out.join(format!("sm_{ptx}")),
                 out.join(format!("cubin_{arch}")),
@@ -60,7 +81,7 @@ mod cuda {
                 );
             }
         }
-        std::fs::write(out.join("modules.rs"), modules(&sources))
+        std::fs::write(out.join("modules.rs"), modules(&sources, &architectures))
             .expect("the build folder can be written");
     }
 
@@ -90,13 +111,14 @@ mod cuda {
         std::fs::write(resources, said).expect("the build folder can be written");
     }
 
-    /// The assembler of the toolkit whose compiler is used.
+    /// The assembler of the toolkit whose compiler is used; the first on PATH if the compiler is a script elsewhere.
     fn ptxas() -> PathBuf {
         let toolkit = cudaforge::CudaToolkit::detect();
-        toolkit.map_or_else(
-            |_| "ptxas".into(),
-            |toolkit| toolkit.nvcc_path.with_file_name("ptxas"),
-        )
+        let beside = toolkit.map(|toolkit| toolkit.nvcc_path.with_file_name("ptxas"));
+        beside
+            .ok()
+            .filter(|ptxas| ptxas.exists())
+            .unwrap_or_else(|| "ptxas".into())
     }
 
     fn stem(source: &Path) -> &str {
@@ -114,27 +136,28 @@ mod cuda {
         sources
     }
 
-    /// A constant per file: its PTX and machine code for each architecture.
-    fn modules(sources: &[PathBuf]) -> String {
+    /// A constant per file: its machine code for each architecture, and the PTX of the last.
+    fn modules(sources: &[PathBuf], architectures: &[(&str, &str)]) -> String {
+        let (last, ptx) = architectures
+            .last()
+            .expect("at least one architecture is built");
         let mut code = String::new();
         for source in sources {
             let stem = stem(source);
             let name = stem.to_uppercase();
             let _ = writeln!(code, "pub(crate) static {name}: Module = Module {{");
-            let _ = writeln!(code, "    name: \"fp8_{stem}\",\n    ptx: [");
-            for arch in ARCHITECTURES {
-                let _ = writeln!(
-                    code,
-                    "        include_str!({}),",
-                    built(arch, "sm", stem, "ptx")
-                );
-            }
-            code.push_str("    ],\n    cubins: [\n");
-            for (arch, _) in CUBINS {
+            let _ = writeln!(code, "    name: \"fp8_{stem}\",");
+            let text = built(ptx, "sm", stem, "ptx");
+            let _ = writeln!(code, "    ptx: (\"{ptx}\", include_str!({text})),");
+            code.push_str("    cubins: &[\n");
+            for (arch, _) in architectures {
                 let file = built(arch, "cubin", stem, "cubin");
-                let _ = writeln!(code, "        include_bytes!({file}),");
+                let _ = writeln!(code, "        (\"{arch}\", include_bytes!({file})),");
             }
-            let resources = built("90a", "cubin", stem, "resources");
+            // Checks read that of Hopper, if it is built.
+            let hopper = architectures.iter().find(|(arch, _)| *arch == "90a");
+            let arch = hopper.unwrap_or(&(last, ptx)).0;
+            let resources = built(arch, "cubin", stem, "resources");
             let _ = writeln!(
                 code,
                 "    ],\n    #[cfg(test)]\n    resources: include_str!({resources}),\n}};"

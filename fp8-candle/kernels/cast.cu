@@ -3,34 +3,46 @@
 #include "scales.cuh"
 
 template <bool IS_E5M2> __device__ __forceinline__ uint8_t encode1(float x, float quant_scale) {
-  const float v[4] = {x, 0, 0, 0}, s[4] = {quant_scale, 0, 0, 0};
-  return (uint8_t)encode4<IS_E5M2>(v, s);
+  const float scaled = __fmul_rn(x, quant_scale), values[4] = {x, 0, 0, 0};
+  return (uint8_t)with_nan_signs(encode2<IS_E5M2>(scaled, 0.0f), values);
 }
 
 // One scale for all; `amax`, if not null, gets the largest magnitude. x and codes are aligned to 16 bytes.
 template <bool IS_E5M2, class T>
 __device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, uint32_t* amax, uint64_t n) {
+  constexpr int AT_ONCE = Stored<T>::ROWS;
   const float scale = *quant_scale;
   float scales[16];
 #pragma unroll
   for (int i = 0; i < 16; i++) scales[i] = scale;
-  uint32_t largest = 0;
+  Largest largest;
   const bool wide = aligned16(x) && aligned16(codes);
-  const uint64_t packs = wide ? n / 16 : 0;
-  for (uint64_t i = global_thread(); i < packs; i += global_threads())
-    reinterpret_cast<uint4*>(codes)[i] = encode16<IS_E5M2>(x + i * 16, scales, largest);
-  for (uint64_t i = packs * 16 + global_thread(); i < n; i += global_threads()) {
+  const uint64_t packs = wide ? n / 16 : 0, step = global_threads();
+  uint64_t i = global_thread();
+  for (; i + (AT_ONCE - 1) * step < packs; i += AT_ONCE * step) {
+    Pack<T, 16> read[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) read[j] = load_pack<16>(x + (i + j * step) * 16);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+      reinterpret_cast<uint4*>(codes)[i + j * step] = encode16<IS_E5M2>(read[j], scales, largest);
+  }
+#pragma unroll 1
+  for (; i < packs; i += step)
+    reinterpret_cast<uint4*>(codes)[i] = encode16<IS_E5M2>(load_pack<16>(x + i * 16), scales, largest);
+  for (uint64_t i = packs * 16 + global_thread(); i < n; i += step) {
     const float v = to_f32(x[i]);
-    largest = max(largest, magnitude_bits(v));
+    largest.bits = max(largest.bits, magnitude_bits(v));
     codes[i] = encode1<IS_E5M2>(v, scale);
   }
   if (amax) {
-    largest = block_reduce<Max>(largest, 0u);
-    if (threadIdx.x == 0 && largest) atomicMax(amax, largest);
+    const uint32_t most = block_reduce<Max>(largest.get(), 0u);
+    if (threadIdx.x == 0 && most) atomicMax(amax, most);
   }
 }
 
-// A scale for each row from its own amax; the row stays in the caches between the two reads. A block per row.
+// A scale for each row from its own amax; a thread keeps its first 16 values, and the rest of the row stays in the caches between
+// the two reads. A block per row.
 template <bool IS_E5M2, class T>
 __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_scale, float* dequant_scale,
                           uint64_t rows, uint64_t cols, float max_value, uint32_t policy, float eps,
@@ -38,15 +50,17 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
   for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* in = x + row * cols;
     uint8_t* out = codes + row * cols;
-    const uint64_t packs = aligned16(in) && aligned16(out) ? cols / 16 : 0;
+    const uint32_t packs = aligned16(in) && aligned16(out) ? (uint32_t)(cols / 16) : 0;
+    Pack<T, 16> first;
+    if (threadIdx.x < packs) first = load_pack<16>(in + threadIdx.x * 16);
     uint32_t largest = 0;
-    for (uint64_t i = threadIdx.x; i < packs; i += blockDim.x) {
-      float v[16];
-      load_f32<16>(in + i * 16, v);
+    const auto measure = [&](const Pack<T, 16>& read) {
 #pragma unroll
-      for (int j = 0; j < 16; j++) largest = max(largest, magnitude_bits(v[j]));
-    }
-    for (uint64_t i = packs * 16 + threadIdx.x; i < cols; i += blockDim.x)
+      for (int j = 0; j < 16; j++) largest = max(largest, magnitude_bits(to_f32(read.v[j])));
+    };
+    if (threadIdx.x < packs) measure(first);
+    for (uint32_t i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) measure(load_pack<16>(in + i * 16));
+    for (uint64_t i = packs * 16ull + threadIdx.x; i < cols; i += blockDim.x)
       largest = max(largest, magnitude_bits(to_f32(in[i])));
     largest = block_reduce<Max>(largest, 0u);
     const float scale = quant_scale_of(__uint_as_float(largest), max_value, policy, eps, power_of_two);
@@ -58,9 +72,11 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
     float scales[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) scales[i] = scale;
-    for (uint64_t i = threadIdx.x; i < packs; i += blockDim.x)
-      reinterpret_cast<uint4*>(out)[i] = encode16<IS_E5M2>(in + i * 16, scales, largest);
-    for (uint64_t i = packs * 16 + threadIdx.x; i < cols; i += blockDim.x)
+    Largest unused;
+    if (threadIdx.x < packs) reinterpret_cast<uint4*>(out)[threadIdx.x] = encode16<IS_E5M2>(first, scales, unused);
+    for (uint32_t i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x)
+      reinterpret_cast<uint4*>(out)[i] = encode16<IS_E5M2>(load_pack<16>(in + i * 16), scales, unused);
+    for (uint64_t i = packs * 16ull + threadIdx.x; i < cols; i += blockDim.x)
       out[i] = encode1<IS_E5M2>(to_f32(in[i]), scale);
   }
 }
@@ -90,6 +106,16 @@ __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* cod
   }
 }
 
+template <class Source, class Scales>
+__device__ __forceinline__ void cast_matrix(const Source& source, const Scales& scales, const CastTo& to, uint64_t rows,
+                                            uint64_t cols, bool e5m2) {
+  __shared__ Tile tile;
+  if (e5m2)
+    cast_tiles<true>(source, scales, to, rows, cols, tile);
+  else
+    cast_tiles<false>(source, scales, to, rows, cols, tile);
+}
+
 #define DEFINE(T, NAME)                                                                                               \
   extern "C" __global__ void fp8_cast_flat_##NAME(const T* x, const float* quant_scale, uint8_t* codes,               \
                                                   uint32_t* amax, uint64_t n, uint32_t e5m2) {                        \
@@ -109,16 +135,21 @@ __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* cod
       cast_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,                \
                        power_of_two != 0);                                                                            \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                          \
-      fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed,            \
-                                uint32_t* amax, uint64_t rows, uint64_t cols, uint32_t per_col, uint32_t e5m2) {      \
-    __shared__ Tile tile;                                                                                             \
-    const CastTo to{codes, transposed, amax, nullptr};                                                                \
-    if (e5m2)                                                                                                         \
-      cast_tiles<true>(Stored<T>{x, cols}, quant_scale, to, rows, cols, per_col != 0, tile);                          \
-    else                                                                                                              \
-      cast_tiles<false>(Stored<T>{x, cols}, quant_scale, to, rows, cols, per_col != 0, tile);                         \
-  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+      fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
+                    uint64_t rows, uint64_t cols, uint32_t e5m2) {                                                     \
+    cast_matrix(Stored<T>{x, cols}, OneScale{quant_scale}, {codes, transposed, amax, nullptr}, rows, cols, e5m2 != 0); \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+      fp8_cast_blocks_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
+                    uint64_t rows, uint64_t cols, uint32_t block_rows, uint32_t block_cols, uint32_t pitch, uint32_t e5m2) {\
+    cast_matrix(Stored<T>{x, cols}, BlockScales{quant_scale, block_rows, block_cols, pitch}, {codes, transposed, amax, nullptr}, rows, cols, e5m2 != 0);\
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+      fp8_cast_columns_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
+                    uint64_t rows, uint64_t cols, uint32_t run, uint32_t pitch, uint32_t e5m2) {                       \
+    cast_matrix(Stored<T>{x, cols}, ColumnScales{quant_scale, run, pitch}, {codes, transposed, amax, nullptr}, rows, cols, e5m2 != 0);\
+  }                                                                                                                    \
   extern "C" __global__ void fp8_cast_general_##NAME(                                                                 \
       const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n, uint64_t cols,               \
       uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols, uint32_t format, uint32_t rounding,              \

@@ -6,49 +6,78 @@
 
 // A norm, by the statistics (mean, 1 / std) of rows; `bias` may be null. As in norm.cu.
 template <class T> struct Normed {
+  struct Columns {
+    Pack<T, 16> weight, bias;
+  };
+  struct Row {
+    Pack<T, 16> x;
+    float2 statistics;
+  };
+  // Fewer than of other sources: weight and bias take registers.
+  static constexpr int ROWS = rows_at_once<T>(2);
   const T *x, *weight, *bias;
   const float2* statistics;
   uint64_t cols;
 
-  __device__ __forceinline__ void load(uint64_t row, uint64_t col, float (&v)[16]) const {
-    const float2 m = statistics[row];
-    float w[16];
-    load_f32<16>(x + row * cols + col, v);
-    load_f32<16>(weight + col, w);
-    if (bias != nullptr) {
-      float b[16];
-      load_f32<16>(bias + col, b);
+  __device__ __forceinline__ Columns columns(uint64_t col) const {
+    Columns columns;
+    columns.weight = load_pack<16>(weight + col);
+    if (bias != nullptr) columns.bias = load_pack<16>(bias + col);
+    return columns;
+  }
+  __device__ __forceinline__ Row read(uint64_t row, uint64_t col) const {
+    return {load_pack<16>(x + row * cols + col), statistics[row]};
+  }
+  __device__ __forceinline__ void values(const Row& read, const Columns& columns, uint64_t, float (&v)[16]) const {
+    const float2 m = read.statistics;
 #pragma unroll
-      for (int i = 0; i < 16; i++) v[i] = fmaf((v[i] - m.x) * m.y, w[i], b[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; i++) v[i] = (v[i] - m.x) * m.y * w[i];
+    for (int i = 0; i < 16; i++) {
+      const float w = to_f32(columns.weight.v[i]), centered = (to_f32(read.x.v[i]) - m.x) * m.y;
+      v[i] = bias != nullptr ? fmaf(centered, w, to_f32(columns.bias.v[i])) : centered * w;
     }
     round_to<T>(v);
   }
 };
 
-template <class T> struct Activated {
-  Activation<T> activation;
-  __device__ __forceinline__ void load(uint64_t row, uint64_t col, float (&v)[16]) const {
-    activation.results(row, col, v);
+template <class T, uint32_t CURVE, bool GATED> struct Activated {
+  struct Columns {};
+  using Row = typename Activation<T, CURVE, GATED>::template Read<16>;
+  static constexpr int ROWS = rows_at_once<T>(GATED ? 2 : 1);
+  Activation<T, CURVE, GATED> activation;
+  __device__ __forceinline__ Columns columns(uint64_t) const { return {}; }
+  __device__ __forceinline__ Row read(uint64_t row, uint64_t col) const {
+    return activation.template read<16>(row, col);
+  }
+  __device__ __forceinline__ void values(const Row& read, const Columns&, uint64_t, float (&v)[16]) const {
+    activation.results(read, v);
     round_to<T>(v);
   }
 };
 
 // The gradient of what an activation reads: of a gate alone, or of gate and value side by side. `grad` has `n` columns.
-template <class T> struct ActivationGradient {
-  Activation<T> activation;
+template <class T, uint32_t CURVE, bool GATED> struct ActivationGradient {
+  struct Columns {};
+  struct Row {
+    Pack<T, 16> grad;
+    typename Activation<T, CURVE, GATED>::template Read<16> of;
+  };
+  static constexpr int ROWS = rows_at_once<T>(GATED ? 3 : 2);
+  Activation<T, CURVE, GATED> activation;
   const T* grad;
   uint64_t n;
-  __device__ __forceinline__ void load(uint64_t row, uint64_t col, float (&v)[16]) const {
-    const bool of_gate = col < n;
+  __device__ __forceinline__ Columns columns(uint64_t) const { return {}; }
+  __device__ __forceinline__ Row read(uint64_t row, uint64_t col) const {
+    const bool of_gate = !GATED || col < n;
     const uint64_t at = of_gate ? col : col - n;
-    load_f32<16>(grad + row * n + at, v);
-    if (of_gate) {
-      activation.gate_gradients(row, at, v);
+    // The gradient of the value does not depend on the value.
+    return {load_pack<16>(grad + row * n + at), activation.template read<16>(row, at, of_gate)};
+  }
+  __device__ __forceinline__ void values(const Row& read, const Columns&, uint64_t col, float (&v)[16]) const {
+    to_f32(read.grad, v);
+    if (!GATED || col < n) {
+      activation.gate_gradients(read.of, v);
     } else {
-      activation.value_gradients(row, at, v);
+      activation.value_gradients(read.of, v);
     }
     round_to<T>(v);
   }
@@ -58,38 +87,41 @@ template <class Source>
 __device__ __forceinline__ void cast(const Source& source, const float* quant_scale, const CastTo& to, uint64_t rows,
                                      uint64_t cols, bool e5m2) {
   __shared__ Tile tile;
+  const OneScale one{quant_scale};
   if (e5m2)
-    cast_tiles<true>(source, quant_scale, to, rows, cols, false, tile);
+    cast_tiles<true>(source, one, to, rows, cols, tile);
   else
-    cast_tiles<false>(source, quant_scale, to, rows, cols, false, tile);
+    cast_tiles<false>(source, one, to, rows, cols, tile);
 }
 
 #define DEFINE(T, NAME)                                                                                                \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                           \
-      fp8_cast_stored_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+      fp8_cast_stored_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
                              float* sums, uint64_t rows, uint64_t cols, uint32_t e5m2) {                               \
     cast(Stored<T>{x, cols}, quant_scale, CastTo{codes, transposed, amax, sums}, rows, cols, e5m2 != 0);               \
   }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                           \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
       fp8_cast_norm_##NAME(const T* x, const T* weight, const T* bias, const float2* statistics,                       \
                            const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, float* sums, \
                            uint64_t rows, uint64_t cols, uint32_t e5m2) {                                              \
     cast(Normed<T>{x, weight, bias, statistics, cols}, quant_scale, CastTo{codes, transposed, amax, sums}, rows, cols, \
          e5m2 != 0);                                                                                                   \
   }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                           \
-      fp8_cast_activation_##NAME(const T* gate, const T* value, uint64_t pitch, uint32_t curve,                        \
-                                 const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,        \
-                                 float* sums, uint64_t rows, uint64_t cols, uint32_t e5m2) {                           \
-    cast(Activated<T>{{gate, value, pitch, curve}}, quant_scale, CastTo{codes, transposed, amax, sums}, rows, cols,    \
+  FP8_FOR_ACTIVATIONS(DEFINE_ACTIVATION, T, NAME)
+
+#define DEFINE_ACTIVATION(ACT, CURVE, GATED, T, NAME)                                                                  \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+      fp8_cast_activation_##ACT##_##NAME(const T* gate, const T* value, uint64_t pitch, const float* quant_scale,      \
+                                uint8_t* codes, uint8_t* transposed, uint32_t* amax, float* sums, uint64_t rows,       \
+                                uint64_t cols, uint32_t e5m2) {                                                        \
+    cast(Activated<T, CURVE, GATED>{{gate, value, pitch}}, quant_scale, CastTo{codes, transposed, amax, sums}, rows, cols,\
          e5m2 != 0);                                                                                                   \
   }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                           \
-      fp8_cast_activation_gradient_##NAME(const T* gate, const T* value, uint64_t pitch, uint32_t curve,               \
-                                          const T* grad, uint64_t n, const float* quant_scale, uint8_t* codes,         \
-                                          uint8_t* transposed, uint32_t* amax, float* sums, uint64_t rows,             \
-                                          uint64_t cols, uint32_t e5m2) {                                              \
-    cast(ActivationGradient<T>{{gate, value, pitch, curve}, grad, n}, quant_scale,                                     \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+      fp8_cast_activation_gradient_##ACT##_##NAME(const T* gate, const T* value, uint64_t pitch, const T* grad, uint64_t n,\
+                                         const float* quant_scale, uint8_t* codes, uint8_t* transposed,                \
+                                         uint32_t* amax, float* sums, uint64_t rows, uint64_t cols, uint32_t e5m2) {   \
+    cast(ActivationGradient<T, CURVE, GATED>{{gate, value, pitch}, grad, n}, quant_scale,                              \
          CastTo{codes, transposed, amax, sums}, rows, cols, e5m2 != 0);                                                \
   }
 FP8_FOR_FLOATS(DEFINE)

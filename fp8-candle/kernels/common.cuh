@@ -30,9 +30,14 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
   T v[N];
 };
 
-// Loads N consecutive elements as f32; `src` is aligned to the pack.
+// Loads N consecutive elements; `src` is aligned to the pack.
+template <int N, class T> __device__ __forceinline__ Pack<T, N> load_pack(const T* src) {
+  return *reinterpret_cast<const Pack<T, N>*>(src);
+}
+
+// The same as f32.
 template <int N, class T> __device__ __forceinline__ void load_f32(const T* src, float (&dst)[N]) {
-  const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(src);
+  const Pack<T, N> pack = load_pack<N>(src);
 #pragma unroll
   for (int i = 0; i < N; i++) dst[i] = to_f32(pack.v[i]);
 }

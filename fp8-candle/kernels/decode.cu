@@ -1,5 +1,6 @@
 // Codes decoded, transposed and padded.
 #include "encode.cuh"
+#include "tile.cuh"
 
 // The value of a code, exact in f32; Inf and NaN for E5M2, NaN for the others.
 __device__ __forceinline__ float decode(uint32_t code, uint32_t format) {
@@ -17,11 +18,15 @@ __device__ __forceinline__ float decode(uint32_t code, uint32_t format) {
 template <class T>
 __device__ void dequantize(const uint8_t* codes, const float* dequant_scales, T* out, uint64_t n, uint64_t cols,
                            uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols, uint32_t format) {
-  if (scale_cols == 1 && block_cols >= cols && cols % 16 == 0 && aligned16(codes) && aligned16(out)) {
-    // A scale for whole rows: 16 codes have one.
+  // Sixteen codes have one scale.
+  const bool whole = block_cols >= cols || block_cols % 16 == 0;
+  if (whole && cols % 16 == 0 && aligned16(codes) && aligned16(out)) {
+    const uint32_t packs = (uint32_t)(cols / 16), height = (uint32_t)min(block_rows, (uint64_t)UINT32_MAX);
+    const uint32_t width = (uint32_t)(min(block_cols, cols) / 16);
     for (uint64_t i = global_thread(); i < n / 16; i += global_threads()) {
-      const float scale = dequant_scales[i * 16 / cols / block_rows];
       const uint4 pack = reinterpret_cast<const uint4*>(codes)[i];
+      const uint32_t row = (uint32_t)(i / packs), col = (uint32_t)(i - row * (uint64_t)packs);
+      const float scale = dequant_scales[row / height * scale_cols + col / width];
       const uint32_t words[4] = {pack.x, pack.y, pack.z, pack.w};
       float v[16];
 #pragma unroll
@@ -45,7 +50,31 @@ __device__ void dequantize(const uint8_t* codes, const float* dequant_scales, T*
   }
 FP8_FOR_FLOATS(DEFINE)
 
-// out [cols, out_rows] = transpose of codes [rows, cols]; columns rows .. out_rows of it are zero. Tiles of 32x32.
+// out [cols, out_rows] = transpose of codes [rows, cols]; columns rows .. out_rows of it are zero. Rows of codes and of out begin at
+// multiples of 16 bytes.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS) fp8_transpose_tiles(const uint8_t* codes, uint8_t* out, uint32_t rows,
+                                                                               uint32_t cols, uint32_t out_rows) {
+  __shared__ Tile tile;
+  const uint32_t col_tiles = (cols + TILE - 1) / TILE, tiles = col_tiles * ((out_rows + TILE - 1) / TILE);
+  const int pack = threadIdx.x % 8, group = threadIdx.x / 8;
+  for (uint32_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const uint32_t row0 = index / col_tiles * TILE, col0 = index % col_tiles * TILE, col = col0 + pack * 16;
+    uint4 read[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const uint32_t row = row0 + 32 * r + group;
+      read[r] = row < rows && col < cols ? *reinterpret_cast<const uint4*>(codes + row * (uint64_t)cols + col)
+                                         : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) tile.codes[Tile::place(32 * r + group, pack)] = read[r];
+    __syncthreads();
+    write_turned(tile, out, row0, col0, out_rows, cols);
+    __syncthreads();
+  }
+}
+
+// The same for any sizes. Tiles of 32x32.
 extern "C" __global__ void fp8_transpose_codes(const uint8_t* codes, uint8_t* out, uint64_t rows, uint64_t cols,
                                                uint64_t out_rows) {
   __shared__ uint8_t tile[32][33];

@@ -2,7 +2,7 @@
 //
 // `Encoder` is the definition: the integer arithmetic of fp8-core's scalar cast, for every format, rounding and overflow.
 // `encode4` is its fast form for nearest-even, saturating casts to the two OCP formats: the hardware conversion, from compute
-// capability 8.9 on.
+// capability 8.9 on, which keeps every sign but that of a NaN.
 #pragma once
 #include "common.cuh"
 #include <cuda_fp8.h>
@@ -24,22 +24,27 @@ __device__ __forceinline__ uint32_t scaled_bits(float x, float quant_scale) {
   return magnitude | ((__float_as_uint(x) ^ flip) & 0x80000000u);
 }
 
-// Four codes of x * quant_scale, the first in the lowest byte.
-template <bool IS_E5M2>
-__device__ __forceinline__ uint32_t encode4(const float (&x)[4], const float (&quant_scale)[4]) {
+// Codes of two values, the first in the lower byte; a NaN has no sign.
+template <bool IS_E5M2> __device__ __forceinline__ uint32_t encode2(float x, float y) {
   constexpr __nv_fp8_interpretation_t KIND = IS_E5M2 ? __NV_E5M2 : __NV_E4M3;
+  return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, KIND);
+}
+
+// Codes of four values.
+template <bool IS_E5M2> __device__ __forceinline__ uint32_t encode4(const float* scaled) {
+  return encode2<IS_E5M2>(scaled[0], scaled[1]) | encode2<IS_E5M2>(scaled[2], scaled[3]) << 16;
+}
+
+// The highest bit of each byte that is a NaN of either format, whatever its sign: those are 0x7F and 0xFF.
+__device__ __forceinline__ uint32_t nan_codes(uint32_t codes) { return ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u; }
+
+// Four codes with the signs that a NaN has by `scaled_bits`, in place of those that the conversion drops.
+__device__ __forceinline__ uint32_t with_nan_signs(uint32_t codes, const float* x) {
   uint32_t signs = 0;
-  float magnitude[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const uint32_t bits = scaled_bits(x[i], quant_scale[i]);
-    signs |= (bits >> 31) << (8 * i + 7);
-    magnitude[i] = __uint_as_float(bits & 0x7FFFFFFFu);
-  }
-  // The conversion drops the sign of a NaN, so it sees magnitudes only.
-  const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(magnitude[0], magnitude[1]), __NV_SATFINITE, KIND);
-  const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(magnitude[2], magnitude[3]), __NV_SATFINITE, KIND);
-  return (low | high << 16) | signs;
+  for (int i = 0; i < 4; i++) signs |= (__float_as_uint(x[i]) >> 31) << (8 * i + 7);
+  const uint32_t nans = nan_codes(codes);
+  return (codes & ~nans) | (signs & nans);
 }
 
 // Philox4x32-10, block `index` of the tensor's stream.

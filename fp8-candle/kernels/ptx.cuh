@@ -10,6 +10,7 @@
 #include "fp8_on_cpu_ptx.h"
 
 __device__ __forceinline__ float exp2_approximate(float x) { return exp2f(x); }
+__device__ __forceinline__ float reciprocal_approximate(float x) { return 1.0f / x; }
 
 #else
 
@@ -85,6 +86,13 @@ template <int N> __device__ __forceinline__ void cp_async_wait() {
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x within 1 ulp; results below the normal range are 0.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -48,7 +48,8 @@ pub use autocast::{
 pub use config::{
     AmaxCompute, AttentionProducts, CastConfig, CastRounding, CustomAmax, DelayedFormat,
     DelayedScaling, Format, FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale,
-    LayerFilter, Operand, Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
+    KeptActivations, LayerFilter, Operand, Overflow, Recipe, RecipeName, ScaleRounding,
+    ScalingType,
 };
 pub use error::{
     DenseError, Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError,

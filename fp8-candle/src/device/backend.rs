@@ -60,7 +60,14 @@ pub trait Backend: Send + Sync {
         orientation: Orientation,
     ) -> Result<CurrentCast> {
         let amax = self.amax(x, grid)?;
-        quantize_by(self, x, grid, (amax, current), cast, orientation)
+        let quant_scale =
+            self.quant_scale(&amax, cast.format, current.policy, current.power_of_two)?;
+        Ok(CurrentCast {
+            codes: self.quantize(x, grid, &quant_scale, cast, orientation)?,
+            dequant_scale: self.reciprocal(&quant_scale)?,
+            quant_scale,
+            amax,
+        })
     }
 
     /// The transpose of U8 codes `[rows, cols]`.
@@ -120,25 +127,6 @@ pub trait Backend: Send + Sync {
 
     /// A hash of all bits of `x`, or `None` if it would need a copy to the host.
     fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>>;
-}
-
-/// Codes of `x` with scales from these amaxes, those of `grid`.
-pub(super) fn quantize_by(
-    backend: &(impl Backend + ?Sized),
-    x: &Tensor,
-    grid: &ScaleGrid,
-    (amax, current): (Tensor, CurrentScale),
-    cast: &Cast,
-    orientation: Orientation,
-) -> Result<CurrentCast> {
-    let quant_scale =
-        backend.quant_scale(&amax, cast.format, current.policy, current.power_of_two)?;
-    Ok(CurrentCast {
-        codes: backend.quantize(x, grid, &quant_scale, cast, orientation)?,
-        dequant_scale: backend.reciprocal(&quant_scale)?,
-        quant_scale,
-        amax,
-    })
 }
 
 /// Running amaxes of a table's rows on its device: recording takes a maximum in a cell.

@@ -2,9 +2,10 @@
 
 use fp8_candle::ops::AttentionProducts;
 use fp8_core::FormatPair;
+use fp8_core::setters;
 use serde::{Deserialize, Serialize};
 
-use super::{CastConfig, DelayedScaling};
+use super::{CastConfig, DelayedScaling, KeptActivations};
 
 /// How one GEMM runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,6 +100,10 @@ pub struct Fp8LinearConfig {
     /// come from the operands themselves, so attention has no state and no effect on that of layers. The settings of casts above do
     /// not apply to it, but [`FormatPair::Fnuz`] does. In JSON `{"attention": {"scores": true, ..}}`.
     pub attention: AttentionProducts,
+    /// How transformer modules keep what their backward pass reads besides the codes of operands. The guard's recipe decides for a
+    /// whole module, also where its layers have recipes of their own. Only modules that are one node of the graph have the choice: in
+    /// layers called one by one, candle's graph keeps these tensors. See [`StepSummary::kept_bytes`](crate::StepSummary::kept_bytes).
+    pub kept_activations: KeptActivations,
 }
 
 impl Default for Fp8LinearConfig {
@@ -128,6 +133,7 @@ impl Default for Fp8LinearConfig {
             via_f16: false,
             cast_operators: false,
             attention: AttentionProducts::none(),
+            kept_activations: KeptActivations::HighPrecision,
         }
     }
 }
@@ -178,4 +184,5 @@ setters! { Fp8LinearConfig:
     with_via_f16(via_f16: bool);
     with_cast_operators(cast_operators: bool);
     with_attention(attention: AttentionProducts);
+    with_kept_activations(kept_activations: KeptActivations);
 }

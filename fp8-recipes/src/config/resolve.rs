@@ -80,6 +80,7 @@ impl Fp8LinearConfig {
                 FormatPair::Ocp => self.attention,
                 FormatPair::Fnuz => self.attention.in_pair(pair),
             },
+            kept_activations: self.kept_activations,
             delayed: None,
         };
         let is_delayed = |cast: &CastConfig| cast.scaling == ScalingType::Delayed;

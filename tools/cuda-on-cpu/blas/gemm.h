@@ -26,6 +26,11 @@ struct StretchScales {
 void multiply(const Operand& a, const Operand& b, int64_t m, int64_t n, int64_t k, const StretchScales* scales, float* sums);
 void multiply(const Operand& a, const Operand& b, int64_t m, int64_t n, int64_t k, double* sums);
 
+// The same for FP8, with the precision of tensor cores; `fast_accum` keeps it for the whole sum, else 128 terms at a time have it,
+// or those that share scales.
+void multiply_fp8(const Operand& a, const Operand& b, int64_t m, int64_t n, int64_t k, const StretchScales* scales,
+                  bool fast_accum, float* sums);
+
 // D = alpha * sums + beta * C + bias (per row), rounded once to the type. C is not read where beta is 0.
 struct Output {
   const void* c;

@@ -126,7 +126,10 @@ void compute(const Problem& p, double alpha, double beta, const void* a, const v
       finish(sums.data(), p.m, p.n, alpha, beta, out, nullptr, nullptr, bias, p.bias_type);
     } else {
       std::vector<float> sums(p.m * p.n);
-      multiply(oa, ob, p.m, p.n, p.k, stretches ? &scales : nullptr, sums.data());
+      if (p.fp8())
+        multiply_fp8(oa, ob, p.m, p.n, p.k, stretches ? &scales : nullptr, p.fast_accum, sums.data());
+      else
+        multiply(oa, ob, p.m, p.n, p.k, nullptr, sums.data());
       finish(sums.data(), p.m, p.n, alpha, beta, out, row_scales, column_scales, bias, p.bias_type);
     }
   }

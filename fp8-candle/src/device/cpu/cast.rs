@@ -5,7 +5,6 @@ use super::elements::{tensor, with_scales};
 use super::fill::{filled, zeros};
 use super::pages;
 use crate::base::error::Result;
-use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 use candle_core::Tensor;
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
@@ -83,48 +82,38 @@ pub(super) fn encode<T: HighPrecision>(
     (codes, f32::from_bits(amax.into_inner()))
 }
 
-/// Amax and quant_scale of a row.
-#[derive(Clone, Copy, Default)]
-pub(super) struct RowScales {
-    pub(super) amax: f32,
-    pub(super) quant_scale: f32,
-}
-
-/// Codes of a matrix, each row with the scale that `quant_scale` makes of its amax, from one read of memory. Not for stochastic
-/// rounding.
-pub(super) fn encode_rows_current<T: HighPrecision>(
+/// Codes, quant_scales and amaxes of a matrix whose blocks lie within a row: a task makes all three of a few rows while these are in its
+/// core's cache. `cast` does not round stochastically.
+pub(super) fn encode_current<T: HighPrecision>(
     src: &[T],
-    cols: usize,
+    grid: &ScaleGrid,
     cast: &Cast,
     quant_scale: impl Fn(f32) -> f32 + Sync,
-) -> (Vec<u8>, Vec<RowScales>) {
-    let cols = cols.max(1);
-    let (len, piece) = (task_len(cols), (PIECE / cols).max(1));
-    let mut scales = vec![RowScales::default(); src.len() / cols];
-    let places = Shared::new(&mut scales);
-    let codes = mapped(src, len, |index, src, codes| {
-        let first = index * len / cols;
-        // SAFETY: the rows of tasks are disjoint.
-        let scales = unsafe { places.part(first..first + src.len() / cols) };
-        let pieces = src.chunks(piece * cols).zip(codes.chunks_mut(piece * cols));
-        let (mut amaxes, mut quant_scales) = (vec![0f32; piece], vec![0f32; piece]);
-        for ((src, codes), scales) in pieces.zip(scales.chunks_mut(piece)) {
-            let grid = ScaleGrid::per_row(scales.len(), cols);
-            let amaxes = &mut amaxes[..scales.len()];
-            let quant_scales = &mut quant_scales[..scales.len()];
-            amaxes.fill(0.0);
-            fp8_core::amax_rows(src, 0, &grid, amaxes);
-            for ((scales, &amax), to) in scales.iter_mut().zip(&*amaxes).zip(&mut *quant_scales) {
-                *to = quant_scale(amax);
-                *scales = RowScales {
-                    amax,
-                    quant_scale: *to,
-                };
-            }
-            fp8_core::encode_rows(cast, src, 0, &grid, quant_scales, codes);
+) -> (Vec<u8>, [Vec<f32>; 2]) {
+    let cols = grid.cols().max(1);
+    let piece = cols * (PIECE / cols).max(1);
+    let (codes, parts) = filled(0u8, src.len(), task_len(cols), |start, codes| {
+        let (mut scales, mut amaxes) = (Vec::new(), Vec::new());
+        let src = &src[start..start + codes.len()];
+        for (src, codes) in src.chunks(piece).zip(codes.chunks_mut(piece)) {
+            let grid = grid.of_rows(src.len() / cols);
+            let first = amaxes.len();
+            amaxes.resize(first + grid.len(), 0f32);
+            fp8_core::amax_rows(src, 0, &grid, &mut amaxes[first..]);
+            scales.extend(amaxes[first..].iter().map(|&amax| quant_scale(amax)));
+            fp8_core::encode_rows(cast, src, 0, &grid, &scales[first..], codes);
         }
+        (scales, amaxes)
     });
-    (codes, scales)
+    let (mut scales, mut amaxes) = (
+        Vec::with_capacity(grid.len()),
+        Vec::with_capacity(grid.len()),
+    );
+    for (part, amax) in parts {
+        scales.extend(part);
+        amaxes.extend(amax);
+    }
+    (codes, [scales, amaxes])
 }
 
 /// As many elements as `src` has, written by tasks of `len` elements.
@@ -192,4 +181,34 @@ pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) 
     tasks::for_each_chunk(codes, values, TASK, |_, codes, values| {
         fp8_core::decode(format, codes, 1., values);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fp8_core::dynamic_quant_scale;
+
+    /// Made a few rows at a time, they are those that whole passes make: amaxes, then scales, then codes.
+    #[test]
+    fn blocks_within_rows_are_cast_as_in_whole_passes() {
+        let format = Format::E4M3;
+        let cast = Cast::new(format);
+        let scale = |amax| dynamic_quant_scale(amax, format);
+        // Several tasks and pieces, the last of them smaller; rows longer than a piece; partial blocks.
+        for (rows, cols, block) in [(2, 3, 2), (701, 100, 32), (3, 40_000, 128), (9, 64, 64)] {
+            let mut x: Vec<f32> = (0..rows * cols)
+                .map(|i| (i as f32 * 12.9898).sin() * (1 + i % 7) as f32)
+                .collect();
+            x[cols + 1] = f32::NAN;
+            let grid = ScaleGrid::new(rows, cols, 1, block).unwrap();
+            let amaxes = amax(&x, &grid);
+            let scales: Vec<f32> = amaxes.iter().map(|&amax| scale(amax)).collect();
+            let (codes, _) = encode(&x, &grid, &scales, &cast, false);
+            let (ours, [our_scales, our_amaxes]) = encode_current(&x, &grid, &cast, scale);
+            assert_eq!(ours, codes, "{rows}x{cols}");
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&our_scales), bits(&scales));
+            assert_eq!(bits(&our_amaxes), bits(&amaxes));
+        }
+    }
 }

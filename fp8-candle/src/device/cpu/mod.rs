@@ -1,6 +1,5 @@
 //! The CPU backend: `fp8-core` casts over threads, and the GEMMs of `gemm/`.
 
-#[cfg(target_arch = "x86_64")]
 mod attention;
 mod cast;
 pub(crate) mod elements;
@@ -11,12 +10,11 @@ mod pages;
 mod state;
 mod unfold;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use attention::CpuAttention;
+pub(crate) use attention::{CpuAttention, cached as cached_attention};
 pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
 
-use super::backend::{AmaxCells, Backend, quantize_by};
+use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::matrix_dims;
@@ -25,7 +23,6 @@ use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
 use candle_core::{DType, Device, Storage, Tensor};
-use cast::RowScales;
 use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slices};
 use float8::F8E4M3;
 use fp8_core::{Cast, Contraction, Format, Isa, Rounding, ScaleGrid};
@@ -50,12 +47,8 @@ impl Backend for CpuBackend {
         power_of_two: bool,
     ) -> Result<Tensor> {
         let _scope = enter(Kind::Cast);
-        let current = CurrentScale {
-            policy,
-            power_of_two,
-        };
         map_f32("quant_scale", amax, |amax| {
-            quant_scale(amax, format, current)
+            quant_scale(amax, format, policy, power_of_two)
         })
     }
 
@@ -96,6 +89,7 @@ impl Backend for CpuBackend {
         Ok((codes, tensor(vec![amax], 1)?))
     }
 
+    /// Blocks that lie within a row are read once.
     fn quantize_current(
         &self,
         x: &Tensor,
@@ -104,28 +98,34 @@ impl Backend for CpuBackend {
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<CurrentCast> {
-        // Random bits belong to places in the matrix, of which a row knows nothing.
-        let by_place = matches!(cast.rounding, Rounding::Stochastic(_));
-        if *grid != ScaleGrid::per_row(grid.rows(), grid.cols()) || by_place {
+        let CurrentScale {
+            policy,
+            power_of_two,
+        } = current;
+        let is_random = matches!(cast.rounding, Rounding::Stochastic(_));
+        let within_rows = grid.block_rows() == 1 && grid.rows() > 1;
+        if is_random || !within_rows || grid.cols() == 0 {
             let amax = self.amax(x, grid)?;
-            return quantize_by(self, x, grid, (amax, current), cast, orientation);
+            let quant_scale = self.quant_scale(&amax, cast.format, policy, power_of_two)?;
+            return Ok(CurrentCast {
+                codes: self.quantize(x, grid, &quant_scale, cast, orientation)?,
+                dequant_scale: self.reciprocal(&quant_scale)?,
+                quant_scale,
+                amax,
+            });
         }
         let _scope = enter(Kind::Cast);
-        let of_amax = |amax| quant_scale(amax, cast.format, current);
-        let (codes, scales) = for_dtype!("quantize", "the tensor", x.dtype(), T => {
-            with_slices([x], |[x]: [&[T]; 1]| cast::encode_rows_current(x, grid.cols(), cast, of_amax))
+        let scale = |amax| quant_scale(amax, cast.format, policy, power_of_two);
+        let (codes, [scales, amaxes]) = for_dtype!("quantize", "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| cast::encode_current(x, grid, cast, scale))
         })?;
-        let column = |of: fn(&RowScales) -> f32| {
-            tensor(
-                scales.iter().map(of).collect::<Vec<f32>>(),
-                (grid.rows(), 1),
-            )
-        };
+        let shape = (grid.scale_rows(), grid.scale_cols());
+        let inverse: Vec<f32> = scales.iter().map(|&x| fp8_core::reciprocal(x)).collect();
         Ok(CurrentCast {
-            codes: Codes::row_major(tensor(codes, x.shape())?),
-            dequant_scale: column(|row| fp8_core::reciprocal(row.quant_scale))?,
-            quant_scale: column(|row| row.quant_scale)?,
-            amax: column(|row| row.amax)?,
+            codes: self.oriented(tensor(codes, x.shape())?, orientation)?,
+            quant_scale: tensor(scales, shape)?,
+            dequant_scale: tensor(inverse, shape)?,
+            amax: tensor(amaxes, shape)?,
         })
     }
 
@@ -276,9 +276,9 @@ impl CpuBackend {
     }
 }
 
-/// The quant_scale of an amax.
-fn quant_scale(amax: f32, format: Format, current: CurrentScale) -> f32 {
-    let quant_scale = match current.policy {
+/// The quant_scale of one amax.
+fn quant_scale(amax: f32, format: Format, policy: ScalePolicy, power_of_two: bool) -> f32 {
+    let quant_scale = match policy {
         ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
         ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
         ScalePolicy::Mx => {
@@ -287,10 +287,9 @@ fn quant_scale(amax: f32, format: Format, current: CurrentScale) -> f32 {
         }
         ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
     };
-    if current.power_of_two {
-        fp8_core::floor_to_power_of_two(quant_scale)
-    } else {
-        quant_scale
+    match power_of_two {
+        true => fp8_core::floor_to_power_of_two(quant_scale),
+        false => quant_scale,
     }
 }
 

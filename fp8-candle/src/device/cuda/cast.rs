@@ -2,7 +2,7 @@
 
 use super::arena::zeroed_cell;
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::kernels::{Arg, Shape, args, kernels};
+use super::kernels::{Arg, FloatKernels, Shape, args, kernels};
 use super::launch::launch;
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
 use crate::base::data::codes::{Codes, Orientation};
@@ -14,7 +14,9 @@ use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 kernels! { CAST_KERNELS in CAST;
     CAST_FLAT = floats "fp8_cast_flat"("ppppli");
     CAST_ROWS = floats "fp8_cast_rows"("pppppllififi");
-    CAST_TRANSPOSE = floats "fp8_cast_transpose"("pppppllii");
+    CAST_TRANSPOSE = floats "fp8_cast_transpose"("ppppplli");
+    CAST_BLOCKS = floats "fp8_cast_blocks"("ppppplliiii");
+    CAST_COLUMNS = floats "fp8_cast_columns"("ppppplliii");
     CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
 }
 
@@ -26,9 +28,31 @@ pub(super) fn is_plain(cast: &Cast) -> bool {
         && !cast.via_f16
 }
 
-/// Whether tiles of 16x16 fill the matrix, as the transposing cast needs.
-fn has_tiles(rows: usize, cols: usize, x_ptr: u64) -> bool {
-    rows.is_multiple_of(16) && cols.is_multiple_of(16) && x_ptr.is_multiple_of(16)
+/// The cast by tiles for these scales, and the arguments that describe them. None if tiles of 16x16 do not fill the matrix, or
+/// if x or scales that are read 16 bytes at a time are not aligned to them.
+fn tile_cast(grid: &ScaleGrid, x_ptr: u64, scale_ptr: u64) -> Option<(FloatKernels, Vec<Arg>)> {
+    let (rows, cols) = (grid.rows(), grid.cols());
+    let (block_rows, block_cols) = (grid.block_rows(), grid.block_cols());
+    let fits = |n: usize| n.is_multiple_of(16) && n < 1 << 31;
+    if !(fits(rows) && fits(cols) && x_ptr.is_multiple_of(16)) {
+        return None;
+    }
+    // A block may be larger than the matrix.
+    let number = |n: usize, most: usize| Arg::Int(n.min(most) as u32);
+    let (height, width) = (number(block_rows, rows), number(block_cols, cols));
+    let pitch = Arg::Int(grid.scale_cols() as u32);
+    if Scales::of(grid) == Scales::One {
+        Some((CAST_TRANSPOSE, vec![]))
+    } else if block_cols >= cols || block_cols.is_multiple_of(16) {
+        Some((CAST_BLOCKS, vec![height, width, pitch]))
+    } else if block_cols == 1
+        && (block_rows >= rows || block_rows.is_multiple_of(4))
+        && scale_ptr.is_multiple_of(16)
+    {
+        Some((CAST_COLUMNS, vec![height, pitch]))
+    } else {
+        None
+    }
 }
 
 /// Codes of `x * quant_scale`, and with `measure` also max |x|.
@@ -66,32 +90,37 @@ pub(super) fn quantize(
         let (from, by) = (Arg::Ptr(x_ptr), Arg::Ptr(scale_ptr));
         let e5m2 = Arg::Int((cast.format == Format::E5M2).into());
         let plain = is_plain(cast);
-        if plain
-            && orientation.transposed()
-            && matches!(scales, Scales::One | Scales::PerCol)
-            && has_tiles(rows, cols, x_ptr)
-        {
-            let row_major = (orientation.row_major())
-                .then(|| gpu.alloc(DType::U8, n))
-                .transpose()?;
-            let transposed = gpu.alloc(DType::U8, n)?;
+        // One scale and no transposed copy: the values need not be seen as a matrix.
+        let flat = scales == Scales::One && !orientation.transposed();
+        let tiled = (plain && !flat)
+            .then(|| tile_cast(grid, x_ptr, scale_ptr))
+            .flatten();
+        if let Some((kernels, of_scales)) = tiled {
+            let wanted = |wanted: bool| wanted.then(|| gpu.alloc(DType::U8, n)).transpose();
+            let row_major = wanted(orientation.row_major())?;
+            let transposed = wanted(orientation.transposed())?;
+            let ptr = |codes: &Option<Buffer>| codes.as_ref().map_or(0, Buffer::ptr);
             let tiles = rows.div_ceil(128) * cols.div_ceil(128);
-            let args = args![
-                a from, a by, p row_major.as_ref().map_or(0, Buffer::ptr), p transposed.ptr(),
-                a amax_ptr, l rows, l cols, i scales == Scales::PerCol, a e5m2,
-            ];
+            let mut args = args![
+                a from, a by, p ptr(&row_major), p ptr(&transposed), a amax_ptr, l rows, l cols,
+            ]
+            .to_vec();
+            args.extend(of_scales);
+            args.push(e5m2);
             let blocks = Shape {
                 resident: true,
                 ..Shape::blocks(tiles, 256)
             };
-            // SAFETY: x and the codes have rows * cols elements, both dimensions are multiples of 16 and x is aligned, as
-            // the kernel requires; there is one scale, or one per column.
-            unsafe { launch(&gpu, CAST_TRANSPOSE.of(OP, dtype)?, blocks, &args)? };
+            // SAFETY: x and the codes have rows * cols elements, there are as many scales as the grid has, and `tile_cast` has
+            // checked what the kernel requires of sizes and alignment.
+            unsafe { launch(&gpu, kernels.of(OP, dtype)?, blocks, &args)? };
             return Ok(Codes {
                 row_major: row_major
                     .map(|codes| codes.into_tensor(shape))
                     .transpose()?,
-                transposed: Some(transposed.into_tensor((cols, rows))?),
+                transposed: transposed
+                    .map(|codes| codes.into_tensor((cols, rows)))
+                    .transpose()?,
             });
         }
         let row_major = gpu.alloc(DType::U8, n)?;

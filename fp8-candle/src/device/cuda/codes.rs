@@ -1,7 +1,7 @@
 //! Decoding, transposing and padding codes; candle's F8E4M3.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Shape, args, kernels};
+use super::kernels::{Arg, Shape, args, kernels};
 use super::launch::launch;
 use crate::base::check::check_dtype;
 use crate::base::data::storage::tensor_of;
@@ -14,6 +14,7 @@ use fp8_core::{Format, ScaleGrid};
 
 kernels! { CODE_KERNELS in DECODE;
     DEQUANTIZE = floats "fp8_dequantize"("pppllllli");
+    TRANSPOSE_TILES = one "fp8_transpose_tiles"("ppiii");
     TRANSPOSE_CODES = one "fp8_transpose_codes"("pplll");
     PAD_CODES = one "fp8_pad_codes"("ppllll");
 }
@@ -58,6 +59,23 @@ pub(super) fn transpose(codes: &Tensor, out_rows: usize) -> Result<Tensor> {
     }
     let out = gpu.alloc(DType::U8, cols * out_rows)?;
     with_pointers(&gpu, [&codes], |[from]| {
+        let fits = |n: usize| n.is_multiple_of(16) && n < 1 << 31;
+        if fits(cols) && fits(out_rows) && rows <= out_rows && from.is_multiple_of(16) {
+            let sizes = [rows, cols, out_rows].map(|n| Arg::Int(n as u32));
+            let args = [
+                Arg::Ptr(from),
+                Arg::Ptr(out.ptr()),
+                sizes[0],
+                sizes[1],
+                sizes[2],
+            ];
+            let shape = Shape {
+                resident: true,
+                ..Shape::blocks(cols.div_ceil(128) * out_rows.div_ceil(128), 256)
+            };
+            // SAFETY: rows * cols codes in, cols * out_rows out; rows of both begin at multiples of 16 bytes.
+            return unsafe { launch(&gpu, &TRANSPOSE_TILES, shape, &args) };
+        }
         let args = args![p from, p out.ptr(), l rows, l cols, l out_rows];
         let tiles = cols.div_ceil(32) * out_rows.div_ceil(32);
         // SAFETY: rows * cols codes in, cols * out_rows out.

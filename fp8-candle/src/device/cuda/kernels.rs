@@ -1,5 +1,6 @@
 //! The kernels of `kernels/*.cu`: their names, and their parameters.
 
+use crate::base::activation::Activation;
 use crate::base::check::float_error;
 use crate::base::error::Result;
 use candle_core::DType;
@@ -10,11 +11,11 @@ include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(super) name: &'static str,
-    /// For compute capability 8.0, 8.9 and 9.0a.
-    pub(super) ptx: [&'static str; 3],
-    /// Machine code for 8.0, 8.9, 9.0a, 10.0 and 12.0; empty where the build had no assembler for it.
-    pub(super) cubins: [&'static [u8]; 5],
-    /// What the assembler says of the kernels of 9.0a.
+    /// The architecture that the PTX is for, and its text.
+    pub(super) ptx: (&'static str, &'static str),
+    /// Architectures and machine code for them, which is empty where the build had no assembler for it.
+    pub(super) cubins: &'static [(&'static str, &'static [u8])],
+    /// What the assembler says of the kernels for Hopper, if they are built.
     #[cfg(test)]
     pub(super) resources: &'static str,
 }
@@ -43,7 +44,20 @@ impl FloatKernels {
     }
 }
 
-/// Declares the kernels of one module: `NAME = one "fp8_name"("ppl");`, or `floats` for `fp8_name_f32`, `_bf16` and `_f16`.
+/// One kernel for each activation, in the order of the enum, and dtype.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ActivationKernels(pub(crate) [Kernel; 39]);
+
+impl ActivationKernels {
+    /// The kernels of `activation`.
+    pub(crate) fn of(&self, activation: Activation) -> FloatKernels {
+        let first = 3 * activation as usize;
+        FloatKernels([self.0[first], self.0[first + 1], self.0[first + 2]])
+    }
+}
+
+/// Declares the kernels of one module: `NAME = one "fp8_name"("ppl");`, or `floats` for `fp8_name_f32`, `_bf16` and `_f16`, or
+/// `activations` for three such kernels of each activation, `fp8_name_gelu_f32` and so on.
 /// A test compares the list of all of them with the PTX.
 macro_rules! kernels {
     ($list:ident in $module:ident; $($name:ident = $kind:ident $function:literal($parameters:literal);)*) => {
@@ -53,6 +67,7 @@ macro_rules! kernels {
     };
     (@type one) => { $crate::device::cuda::kernels::Kernel };
     (@type floats) => { $crate::device::cuda::kernels::FloatKernels };
+    (@type activations) => { $crate::device::cuda::kernels::ActivationKernels };
     (@value one $module:ident $function:literal $parameters:literal) => {
         $crate::device::cuda::kernels::Kernel {
             module: &$crate::device::cuda::kernels::$module,
@@ -62,25 +77,32 @@ macro_rules! kernels {
     };
     (@value floats $module:ident $function:literal $parameters:literal) => {
         $crate::device::cuda::kernels::FloatKernels([
-            $crate::device::cuda::kernels::Kernel {
-                module: &$crate::device::cuda::kernels::$module,
-                name: concat!($function, "_f32"),
-                parameters: $parameters,
-            },
-            $crate::device::cuda::kernels::Kernel {
-                module: &$crate::device::cuda::kernels::$module,
-                name: concat!($function, "_bf16"),
-                parameters: $parameters,
-            },
-            $crate::device::cuda::kernels::Kernel {
-                module: &$crate::device::cuda::kernels::$module,
-                name: concat!($function, "_f16"),
-                parameters: $parameters,
-            },
+            kernels!(@named $module $parameters $function "_f32"),
+            kernels!(@named $module $parameters $function "_bf16"),
+            kernels!(@named $module $parameters $function "_f16"),
         ])
+    };
+    (@value activations $module:ident $function:literal $parameters:literal) => {
+        kernels!(@each $module $function $parameters "_gelu" "_gelu_erf" "_qgelu" "_relu" "_srelu" "_silu" "_glu" "_geglu"
+            "_geglu_erf" "_qgeglu" "_reglu" "_sreglu" "_swiglu")
+    };
+    (@each $module:ident $function:literal $parameters:literal $($activation:literal)*) => {
+        $crate::device::cuda::kernels::ActivationKernels([$(
+            kernels!(@named $module $parameters $function $activation "_f32"),
+            kernels!(@named $module $parameters $function $activation "_bf16"),
+            kernels!(@named $module $parameters $function $activation "_f16"),
+        )*])
+    };
+    (@named $module:ident $parameters:literal $($part:literal)*) => {
+        $crate::device::cuda::kernels::Kernel {
+            module: &$crate::device::cuda::kernels::$module,
+            name: concat!($($part),*),
+            parameters: $parameters,
+        }
     };
     (@list one $name:ident) => { &[$name] };
     (@list floats $name:ident) => { &$name.0 };
+    (@list activations $name:ident) => { &$name.0 };
 }
 pub(crate) use kernels;
 

@@ -109,34 +109,84 @@ fn load(gpu: &Gpu, module: &Module) -> Result<Arc<CudaModule>> {
         },
         None => String::new(),
     };
-    context
-        .load_module(Ptx::from_src(module.ptx(gpu.capability())))
-        .map_err(|error| {
-            let module = format!("the PTX of module {}{refused}", module.name);
-            candle_core::Error::wrap(error).context(module).into()
-        })
+    let Some(ptx) = module.ptx(gpu.capability()) else {
+        let built: Vec<&str> = module.cubins.iter().map(|(arch, _)| *arch).collect();
+        let (major, minor) = gpu.capability();
+        return Err(candle_core::Error::Msg(format!(
+            "{} has compute capability {major}.{minor}, and this program was built for {} alone{refused}: build with \
+             FP8_CUDA_ARCHITECTURES unset",
+            gpu.chip_name(),
+            built.join(", ")
+        ))
+        .into());
+    };
+    context.load_module(Ptx::from_src(ptx)).map_err(|error| {
+        let module = format!("the PTX of module {}{refused}", module.name);
+        candle_core::Error::wrap(error).context(module).into()
+    })
 }
 
 impl Module {
-    /// The PTX for a chip of `capability`.
-    fn ptx(&self, capability: (i32, i32)) -> &'static str {
-        match capability {
-            (9, 0) => self.ptx[2],
-            newer if newer >= (8, 9) => self.ptx[1],
-            _ => self.ptx[0],
-        }
+    /// The PTX, if a chip of `capability` can run it: that of 90a is for Hopper alone, any other for all newer chips.
+    fn ptx(&self, capability: (i32, i32)) -> Option<&'static str> {
+        let (arch, text) = self.ptx;
+        let fits = match number(arch) {
+            (of, true) => of == capability,
+            (of, false) => of <= capability,
+        };
+        fits.then_some(text)
     }
 
     /// The machine code for a chip of `capability`: that of its major number and of at most its minor one.
     fn cubin(&self, capability: (i32, i32)) -> Option<&'static [u8]> {
-        let cubin = match capability {
-            (8, 0..=8) => self.cubins[0],
-            (8, _) => self.cubins[1],
-            (9, 0) => self.cubins[2],
-            (10, _) => self.cubins[3],
-            (12, _) => self.cubins[4],
-            _ => &[],
+        let mut fitting = self.cubins.iter().filter(|(arch, code)| {
+            let (of, only) = number(arch);
+            let runs = of.0 == capability.0 && of.1 <= capability.1;
+            !code.is_empty() && if only { of == capability } else { runs }
+        });
+        fitting.next_back().map(|(_, code)| *code)
+    }
+}
+
+/// The compute capability of an architecture, and whether its code is for that one alone.
+fn number(arch: &str) -> ((i32, i32), bool) {
+    let digits = arch.trim_end_matches('a');
+    let number: i32 = digits.parse().unwrap_or(0);
+    ((number / 10, number % 10), digits != arch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chips_get_the_newest_code_that_they_run() {
+        let module = Module {
+            name: "fp8_test",
+            ptx: ("89", "of 89"),
+            cubins: &[
+                ("80", b"80"),
+                ("89", b"89"),
+                ("90a", b"90a"),
+                ("100", b"100"),
+                ("120", b""),
+            ],
+            resources: "",
         };
-        (!cubin.is_empty()).then_some(cubin)
+        let cubin = |capability| module.cubin(capability).map(|code| code.to_vec());
+        assert_eq!(cubin((8, 0)), Some(b"80".to_vec()));
+        assert_eq!(cubin((8, 6)), Some(b"80".to_vec()));
+        assert_eq!(cubin((8, 9)), Some(b"89".to_vec()));
+        assert_eq!(cubin((9, 0)), Some(b"90a".to_vec()));
+        assert_eq!(cubin((10, 3)), Some(b"100".to_vec()));
+        assert_eq!(cubin((12, 0)), None);
+        assert_eq!(module.ptx((12, 0)), Some("of 89"));
+        assert_eq!(module.ptx((8, 0)), None);
+        let hopper = Module {
+            ptx: ("90a", "of 90a"),
+            ..module
+        };
+        assert_eq!(hopper.ptx((9, 0)), Some("of 90a"));
+        assert_eq!(hopper.ptx((10, 0)), None);
     }
 }

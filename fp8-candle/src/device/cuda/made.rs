@@ -18,8 +18,8 @@ use fp8_core::{Cast, Format};
 kernels! { MADE_KERNELS in CAST_MADE;
     STORED = floats "fp8_cast_stored"("pppppplli");
     NORM = floats "fp8_cast_norm"("ppppppppplli");
-    ACTIVATION = floats "fp8_cast_activation"("pplippppplli");
-    GRADIENT = floats "fp8_cast_activation_gradient"("ppliplppppplli");
+    ACTIVATION = activations "fp8_cast_activation"("pplppppplli");
+    GRADIENT = activations "fp8_cast_activation_gradient"("pplplppppplli");
 }
 
 const OP: &str = "quantize";
@@ -146,21 +146,21 @@ impl MadeCasts for CudaMadeCasts {
 }
 
 /// The kernel of a source, and its first arguments from the addresses of its tensors.
-fn source(made: &Made<'_>, pointers: &[u64], cols: usize) -> (&'static FloatKernels, Vec<Arg>) {
+fn source(made: &Made<'_>, pointers: &[u64], cols: usize) -> (FloatKernels, Vec<Arg>) {
     let at = |index: usize| Arg::Ptr(pointers.get(index).copied().unwrap_or(0));
     match *made {
-        Made::Stored(_) => (&STORED, vec![at(0)]),
+        Made::Stored(_) => (STORED, vec![at(0)]),
         Made::Norm { bias, .. } => {
             let (bias, statistics) = match bias {
                 Some(_) => (at(2), at(3)),
                 None => (Arg::Ptr(0), at(2)),
             };
-            (&NORM, vec![at(0), at(1), bias, statistics])
+            (NORM, vec![at(0), at(1), bias, statistics])
         }
         Made::Activation { activation, .. } => {
             let x = pointers.first().copied().unwrap_or(0);
             let sides = Sides::halves(activation, x, cols, made.dtype());
-            (&ACTIVATION, sides.args().to_vec())
+            (ACTIVATION.of(activation), sides.args().to_vec())
         }
         Made::ActivationGradient { activation, .. } => {
             let x = pointers.first().copied().unwrap_or(0);
@@ -173,7 +173,7 @@ fn source(made: &Made<'_>, pointers: &[u64], cols: usize) -> (&'static FloatKern
                 .args()
                 .to_vec();
             args.extend([at(1), Arg::Len(n as u64)]);
-            (&GRADIENT, args)
+            (GRADIENT.of(activation), args)
         }
     }
 }

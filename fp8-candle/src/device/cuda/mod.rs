@@ -16,6 +16,8 @@ pub(crate) mod kernels;
 mod launch;
 mod loaded;
 mod lt;
+#[cfg(test)]
+mod machine_code;
 pub(super) mod made;
 #[cfg(test)]
 mod made_tests;

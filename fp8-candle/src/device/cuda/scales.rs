@@ -1,18 +1,19 @@
 //! Amaxes and the scales made from them.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, args, kernels};
+use super::kernels::{Arg, Kernel, Shape, args, kernels};
 use super::launch::launch;
 use crate::base::data::scales::{CurrentScale, ScalePolicy};
-use crate::base::error::Result;
+use crate::base::error::{Result, internal};
 use candle_core::{DType, Tensor};
 use fp8_core::{Format, ScaleGrid};
 
 kernels! { AMAX_KERNELS in AMAX;
     AMAX_TENSOR = floats "fp8_amax_tensor"("ppl");
     AMAX_ROWS = floats "fp8_amax_rows"("ppll");
-    AMAX_COLS = floats "fp8_amax_cols"("pplli");
-    AMAX_BLOCKS = floats "fp8_amax_blocks"("ppllllll");
+    AMAX_COLS = floats "fp8_amax_cols"("ppllii");
+    AMAX_GROUPS = floats "fp8_amax_groups"("ppli");
+    AMAX_BLOCKS = floats "fp8_amax_blocks"("ppiiiiil");
 }
 
 kernels! { SCALE_KERNELS in SCALES;
@@ -68,49 +69,73 @@ pub(super) fn amax(x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
     }
     with_pointers(&gpu, [&x], |[x_ptr]| {
         let (dtype, n) = (x.dtype(), x.elem_count());
-        let to = Arg::Ptr(out.ptr());
-        let size = [Arg::Len(rows as u64), Arg::Len(cols as u64)];
+        let (from, to) = (Arg::Ptr(x_ptr), Arg::Ptr(out.ptr()));
         let (kernel, shape, args) = match Scales::of(grid) {
             Scales::One => (
                 AMAX_TENSOR.of(OP, dtype)?,
                 Shape::stride(n.div_ceil(16)),
-                vec![Arg::Ptr(x_ptr), to, Arg::Len(n as u64)],
+                args![a from, a to, l n].to_vec(),
             ),
             Scales::PerRow => (
                 AMAX_ROWS.of(OP, dtype)?,
                 Shape::blocks(rows, row_threads(cols)),
-                vec![Arg::Ptr(x_ptr), to, size[0], size[1]],
+                args![a from, a to, l rows, l cols].to_vec(),
             ),
             Scales::PerCol => (
                 AMAX_COLS.of(OP, dtype)?,
                 column_shape(rows, cols, dtype),
-                vec![
-                    Arg::Ptr(x_ptr),
-                    to,
-                    size[0],
-                    size[1],
-                    Arg::Int(rows_per_block(rows)),
-                ],
+                args![a from, a to, l rows, l cols, i rows_per_block(rows), i u32::MAX].to_vec(),
             ),
-            Scales::Blocks => (
-                AMAX_BLOCKS.of(OP, dtype)?,
-                Shape::blocks(grid.len(), 128),
-                vec![
-                    Arg::Ptr(x_ptr),
-                    to,
-                    size[0],
-                    size[1],
-                    Arg::Len(grid.block_rows() as u64),
-                    Arg::Len(grid.block_cols() as u64),
-                    Arg::Len(grid.scale_cols() as u64),
-                    Arg::Len(grid.len() as u64),
-                ],
-            ),
+            Scales::Blocks => of_blocks(x_ptr, to, dtype, grid)?,
         };
         // SAFETY: x has rows * cols values, out as many as the grid has scales; both live until the stream has run this.
         unsafe { launch(&gpu, kernel, shape, &args) }
     })?;
     out.into_tensor(shape)
+}
+
+/// The launch for blocks of values: columns of a run of rows, groups of a row that neighbouring threads read, or any others.
+fn of_blocks(
+    x_ptr: u64,
+    to: Arg,
+    dtype: DType,
+    grid: &ScaleGrid,
+) -> Result<(&'static Kernel, Shape, Vec<Arg>)> {
+    const OP: &str = "amax";
+    let (rows, cols, from) = (grid.rows(), grid.cols(), Arg::Ptr(x_ptr));
+    let (block_rows, block_cols) = (grid.block_rows().min(rows), grid.block_cols().min(cols));
+    let pack = 16 / dtype.size_in_bytes().max(1);
+    let lanes = block_cols / pack;
+    if block_cols == 1 && rows.div_ceil(block_rows) <= 65535 {
+        let run = block_rows as u32;
+        let shape = Shape::grid(
+            cols.div_ceil(pack).div_ceil(64),
+            rows.div_ceil(block_rows),
+            64,
+        );
+        let args = args![a from, a to, l rows, l cols, i run, i run];
+        return Ok((AMAX_COLS.of(OP, dtype)?, shape, args.to_vec()));
+    }
+    if block_rows == 1
+        && block_cols.is_multiple_of(pack)
+        && cols.is_multiple_of(block_cols)
+        && lanes.is_power_of_two()
+        && lanes <= 32
+        && x_ptr.is_multiple_of(16)
+    {
+        let shape = Shape::stride((rows * cols).div_ceil(4 * pack));
+        let args = args![a from, a to, l rows * cols, i block_cols as u32];
+        return Ok((AMAX_GROUPS.of(OP, dtype)?, shape, args.to_vec()));
+    }
+    let sizes = [rows, cols, block_rows, block_cols, grid.scale_cols()];
+    if let Some(size) = sizes.into_iter().find(|&size| size >= 1 << 31) {
+        internal!("blocks of a matrix with a dimension of {size}, expected below 2^31");
+    }
+    let mut args = vec![from, to];
+    args.extend(sizes.map(|size| Arg::Int(size as u32)));
+    args.push(Arg::Len(grid.len() as u64));
+    let shape = Shape::blocks(grid.len(), 128);
+    Ok((AMAX_BLOCKS.of(OP, dtype)?, shape, args))
 }
 
 /// Threads of a block that handles a row of `cols` values, 16 at a time.

@@ -157,6 +157,17 @@ impl Attention {
                 k.dims(),
             ));
         }
+        let sizes = [batch, heads, kv_heads, queries, keys, head_dim];
+        Self::of(sizes, q.dtype(), options, tokens_first)
+    }
+
+    /// One call of these sizes (batch, heads, heads of keys, queries, keys, features of a head) for tensors of `dtype`.
+    pub(crate) fn of(
+        [batch, heads, kv_heads, queries, keys, head_dim]: [usize; 6],
+        dtype: DType,
+        options: &AttentionOptions,
+        tokens_first: bool,
+    ) -> Result<Self> {
         if let Some(lengths) = &options.key_lengths
             && (lengths.len() != batch || lengths.iter().any(|&length| length > keys))
         {
@@ -181,8 +192,8 @@ impl Attention {
         };
         match options.operands {
             None | Some(DType::BF16) => (),
-            Some(operands) if operands == q.dtype() => (),
-            Some(DType::F32) if q.dtype() != DType::F64 => (),
+            Some(operands) if operands == dtype => (),
+            Some(DType::F32) if dtype != DType::F64 => (),
             Some(got) => {
                 return Err(dtype_error(
                     OP,
@@ -199,7 +210,7 @@ impl Attention {
             queries,
             keys,
             head_dim,
-            causal,
+            causal: options.causal || options.window.is_some(),
             // As wide as the keys, it hides nothing that `causal` does not.
             window: options.window.filter(|&window| window < keys),
             key_lengths: options.key_lengths.as_deref().map(Into::into),
@@ -210,6 +221,7 @@ impl Attention {
             operands: options.operands,
             products: options.products,
             tokens_first,
+            normalizes: false,
         })
     }
 }

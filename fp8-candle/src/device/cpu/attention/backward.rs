@@ -149,7 +149,8 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 let dropped = attention.dropout.map_or(0, |_| p.values.len());
                 let dropout = attention.dropout.as_ref();
                 let kept = rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
-                p.gradients(scale, lse[row], &mut ds, kept);
+                let lse = (!attention.normalizes).then_some(lse[row]);
+                p.gradients(scale, lse, &mut ds, kept);
                 let products = attention.products;
                 if products.grad_inputs && dv.is_some() {
                     cast_row(products.format, p.values, 1.0, None);

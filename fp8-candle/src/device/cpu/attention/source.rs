@@ -6,7 +6,7 @@ use crate::base::data::attention_products::Operand;
 use crate::base::error::{Result, internal};
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
-use candle_core::{CpuStorage, Storage};
+use candle_core::{CpuStorage, Layout, Storage};
 use fp8_core::{Format, HighPrecision};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
@@ -21,12 +21,21 @@ enum Values<'a> {
     Codes(Codes<'a>),
 }
 
-/// FP8 codes with a scale for each row of features.
+/// FP8 codes of a contiguous tensor.
 #[derive(Clone, Copy)]
 struct Codes<'a> {
     codes: &'a [u8],
-    dequant_scales: &'a [f32],
     format: Format,
+    dequant_scales: Scales<'a>,
+}
+
+/// The dequant_scales of codes.
+#[derive(Clone, Copy)]
+pub(super) enum Scales<'a> {
+    /// One for each head.
+    Heads(&'a [f32]),
+    /// One for each row of features, in order.
+    Rows(&'a [f32]),
 }
 
 /// A tensor of batch entries, heads, tokens and features, in the layout of a call.
@@ -77,38 +86,15 @@ pub(super) fn with_views<const N: usize, Out>(
         } => Some((dequant_scale.storage_and_layout().0, format)),
     });
     let mut views = Vec::with_capacity(N);
-    for (((storage, layout), scales), x) in guards.iter().zip(&scales).zip(&tensors) {
-        let start = layout.start_offset();
-        let values = match (&**storage, scales) {
-            (Storage::Cpu(CpuStorage::F32(values)), None) => Values::F32(&values[start..]),
-            (Storage::Cpu(CpuStorage::BF16(values)), None) => Values::BF16(&values[start..]),
-            (Storage::Cpu(CpuStorage::F16(values)), None) => Values::F16(&values[start..]),
-            (Storage::Cpu(CpuStorage::U8(codes)), Some((scales, format))) => {
-                let Storage::Cpu(CpuStorage::F32(dequant_scales)) = &**scales else {
-                    internal!("scales of attention that are not f32 in host memory");
-                };
-                if start != 0 || dequant_scales.len() * attention.head_dim != codes.len() {
-                    internal!("codes of attention that are a part, or have other scales");
-                }
-                Values::Codes(Codes {
-                    codes,
-                    dequant_scales,
-                    format: *format,
-                })
-            }
-            _ => {
-                return Err(narrow_error(
-                    "attention",
-                    "a tensor in host memory",
-                    x.dtype(),
-                ));
-            }
+    for ((storage, layout), scales) in guards.iter().zip(&scales) {
+        let fp8 = match scales {
+            None => None,
+            Some((storage, format)) => match &**storage {
+                Storage::Cpu(CpuStorage::F32(scales)) => Some((*format, Scales::Rows(scales))),
+                _ => internal!("scales of attention that are not f32 in host memory"),
+            },
         };
-        views.push(View {
-            values,
-            strides: outer_strides(attention, layout.stride()),
-            features: attention.head_dim,
-        });
+        views.push(View::new(attention, storage, layout, fp8)?);
     }
     match <[View<'_>; N]>::try_from(views) {
         Ok(views) => f(views),
@@ -125,6 +111,45 @@ fn outer_strides(attention: &Attention, strides: &[usize]) -> [usize; 3] {
 }
 
 impl<'a> View<'a> {
+    /// A tensor with neighbouring features; with `fp8`, codes of this format with dequant_scales.
+    pub(super) fn new(
+        attention: &Attention,
+        storage: &'a Storage,
+        layout: &Layout,
+        fp8: Option<(Format, Scales<'a>)>,
+    ) -> Result<Self> {
+        let start = layout.start_offset();
+        let values = match (storage, fp8) {
+            (Storage::Cpu(CpuStorage::F32(values)), None) => Values::F32(&values[start..]),
+            (Storage::Cpu(CpuStorage::BF16(values)), None) => Values::BF16(&values[start..]),
+            (Storage::Cpu(CpuStorage::F16(values)), None) => Values::F16(&values[start..]),
+            (Storage::Cpu(CpuStorage::U8(codes)), Some((format, dequant_scales))) => {
+                if let Scales::Rows(scales) = dequant_scales
+                    && (start != 0 || scales.len() * attention.head_dim != codes.len())
+                {
+                    internal!("codes of attention that are a part, or have other scales");
+                }
+                Values::Codes(Codes {
+                    codes: &codes[start..],
+                    format,
+                    dequant_scales,
+                })
+            }
+            _ => {
+                return Err(narrow_error(
+                    "attention",
+                    "a tensor in host memory",
+                    storage.dtype(),
+                ));
+            }
+        };
+        Ok(Self {
+            values,
+            strides: outer_strides(attention, layout.stride()),
+            features: attention.head_dim,
+        })
+    }
+
     /// `tokens` of a head, in place or in `buffer`.
     pub(super) fn tokens<'b>(
         &self,
@@ -148,7 +173,9 @@ impl<'a> View<'a> {
             }
             Values::BF16(values) => widen_rows(&values[start..], stride, features, count, buffer),
             Values::F16(values) => widen_rows(&values[start..], stride, features, count, buffer),
-            Values::Codes(codes) => codes.decode_rows(start, stride, features, count, buffer),
+            Values::Codes(codes) => {
+                codes.decode_rows(head, [start, stride], features, count, buffer)
+            }
         }
         Tokens {
             values: buffer,
@@ -159,18 +186,21 @@ impl<'a> View<'a> {
 }
 
 impl Codes<'_> {
-    /// `count` rows of `features` values, `stride` apart, in f32.
+    /// `count` rows of `features` values of a head, `stride` apart, in f32.
     fn decode_rows(
         &self,
-        start: usize,
-        stride: usize,
+        head: usize,
+        [start, stride]: [usize; 2],
         features: usize,
         count: usize,
         buffer: &mut [f32],
     ) {
         for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
             let at = start + row * stride;
-            let dequant_scale = self.dequant_scales[at / features];
+            let dequant_scale = match self.dequant_scales {
+                Scales::Heads(scales) => scales[head],
+                Scales::Rows(scales) => scales[at / features],
+            };
             let codes = &self.codes[at..at + features];
             fp8_core::decode(self.format, codes, dequant_scale, to);
         }
@@ -206,7 +236,8 @@ impl<T> Clone for Output<'_, T> {
 impl<T> Copy for Output<'_, T> {}
 
 impl<T: HighPrecision> Output<'_, T> {
-    /// Writes `factor * row`, rounded once, or zeros if `row` is empty.
+    /// Writes `factor * row`, rounded once, or zeros if `row` is empty. Negative zeros become positive: which of both a sum of
+    /// zeros is may depend on terms of 0 that hidden keys add.
     ///
     /// # Safety
     /// No other task may write this row.
@@ -222,7 +253,7 @@ impl<T: HighPrecision> Output<'_, T> {
             #[inline(always)]
             || {
                 for (to, &x) in to.iter_mut().zip(row) {
-                    to.write(T::from_f32(x * factor));
+                    to.write(T::from_f32(x * factor + 0.0));
                 }
             },
         );

@@ -8,8 +8,8 @@ use crate::device::cuda::launch::launch;
 use candle_core::{DType, Storage, Tensor};
 
 kernels! { KERNELS in ACTIVATION;
-    FORWARD = floats "fp8_activation"("pppllli");
-    BACKWARD = floats "fp8_activation_backward"("pppppllli");
+    FORWARD = activations "fp8_activation"("ppplll");
+    BACKWARD = activations "fp8_activation_backward"("ppppplll");
 }
 
 const OP: &str = "activation";
@@ -23,7 +23,6 @@ pub(crate) struct Sides {
     gate: u64,
     value: u64,
     pitch: usize,
-    curve: u32,
 }
 
 impl Sides {
@@ -38,17 +37,15 @@ impl Sides {
                 0
             },
             pitch: if gated { 2 * n } else { n },
-            curve: activation.curve_id(),
         }
     }
 
     /// The first arguments of the casts that compute an activation.
-    pub(crate) fn args(&self) -> [Arg; 4] {
+    pub(crate) fn args(&self) -> [Arg; 3] {
         [
             Arg::Ptr(self.gate),
             Arg::Ptr(self.value),
             Arg::Len(self.pitch as u64),
-            Arg::Int(self.curve),
         ]
     }
 }
@@ -56,7 +53,7 @@ impl Sides {
 /// The result for `x` `[.., n]`, or `[.., 2n]` if `activation` is gated.
 pub(crate) fn forward(activation: Activation, x: &Tensor) -> Result<Storage> {
     let (rows, n) = size(activation, x);
-    run_forward(x, &[x], (rows, n), |pointers| {
+    run_forward(activation, &[x], (rows, n), |pointers| {
         Sides::halves(activation, pointers[0], n, x.dtype())
     })
 }
@@ -68,31 +65,30 @@ pub(crate) fn forward_pair(
     value: &Tensor,
 ) -> Result<Storage> {
     let n = gate.elem_count();
-    run_forward(gate, &[gate, value], (1, n), |pointers| Sides {
+    run_forward(activation, &[gate, value], (1, n), |pointers| Sides {
         gate: pointers[0],
         value: pointers[1],
         pitch: n,
-        curve: activation.curve_id(),
     })
 }
 
 fn run_forward(
-    like: &Tensor,
+    activation: Activation,
     inputs: &[&Tensor],
     (rows, n): (usize, usize),
     sides: impl Fn(&[u64]) -> Sides,
 ) -> Result<Storage> {
-    let gpu = Gpu::of(like)?;
-    let y = gpu.alloc(like.dtype(), rows * n)?;
+    let (gpu, dtype) = (Gpu::of(inputs[0])?, inputs[0].dtype());
+    let y = gpu.alloc(dtype, rows * n)?;
     if rows * n > 0 {
         with_pointer_list(&gpu, inputs, |pointers| {
             let sides = sides(pointers);
             let args = args![
-                p sides.gate, p sides.value, p y.ptr(), l rows, l n, l sides.pitch, i sides.curve,
+                p sides.gate, p sides.value, p y.ptr(), l rows, l n, l sides.pitch,
             ];
             let shape = Shape::stride((rows * n).div_ceil(CHUNK));
             // SAFETY: gate and value have `rows` rows of n elements, `pitch` apart, y rows * n, all of the kernel's dtype.
-            unsafe { launch(&gpu, FORWARD.of(OP, like.dtype())?, shape, &args) }
+            unsafe { launch(&gpu, FORWARD.of(activation).of(OP, dtype)?, shape, &args) }
         })?;
     }
     Ok(y.into_storage())
@@ -103,7 +99,7 @@ pub(crate) fn backward(activation: Activation, x: &Tensor, grad: &Tensor) -> Res
     let gpu = Gpu::of(x)?;
     let (rows, n) = size(activation, x);
     let dx = gpu.alloc(x.dtype(), x.elem_count())?;
-    run_backward(&gpu, &[x, grad], (rows, n), |pointers| {
+    run_backward(activation, &[x, grad], (rows, n), |pointers| {
         let halves = |x| Sides::halves(activation, x, n, grad.dtype());
         (halves(pointers[0]), halves(dx.ptr()), pointers[1])
     })?;
@@ -120,12 +116,11 @@ pub(crate) fn backward_pair(
     let gpu = Gpu::of(gate)?;
     let n = gate.elem_count();
     let (dgate, dvalue) = (gpu.alloc(gate.dtype(), n)?, gpu.alloc(gate.dtype(), n)?);
-    run_backward(&gpu, &[gate, value, grad], (1, n), |pointers| {
+    run_backward(activation, &[gate, value, grad], (1, n), |pointers| {
         let sides = |gate, value| Sides {
             gate,
             value,
             pitch: n,
-            curve: activation.curve_id(),
         };
         let of = sides(pointers[0], pointers[1]);
         (of, sides(dgate.ptr(), dvalue.ptr()), pointers[2])
@@ -138,7 +133,7 @@ pub(crate) fn backward_pair(
 
 /// `sides` gives what is read, where its gradients go, and the gradient of the result.
 fn run_backward(
-    gpu: &Gpu,
+    activation: Activation,
     inputs: &[&Tensor],
     (rows, n): (usize, usize),
     sides: impl Fn(&[u64]) -> (Sides, Sides, u64),
@@ -146,16 +141,15 @@ fn run_backward(
     if rows * n == 0 {
         return Ok(());
     }
-    let dtype = inputs[0].dtype();
-    with_pointer_list(gpu, inputs, |pointers| {
+    let (gpu, dtype) = (Gpu::of(inputs[0])?, inputs[0].dtype());
+    with_pointer_list(&gpu, inputs, |pointers| {
         let (of, to, grad) = sides(pointers);
         let args = args![
             p of.gate, p of.value, p grad, p to.gate, p to.value, l rows, l n, l of.pitch,
-            i of.curve,
         ];
         let shape = Shape::stride((rows * n).div_ceil(CHUNK));
         // SAFETY: as in the forward pass; grad has rows * n elements, and gradients lie as what they are the gradients of.
-        unsafe { launch(gpu, BACKWARD.of(OP, dtype)?, shape, &args) }
+        unsafe { launch(&gpu, BACKWARD.of(activation).of(OP, dtype)?, shape, &args) }
     })
 }
 

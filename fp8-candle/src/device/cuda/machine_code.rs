@@ -1,0 +1,156 @@
+//! Checks of the assembled kernels for Hopper, which need no GPU: registers, the length of the code, and how many bytes a thread
+//! waits for at once.
+
+use super::tests::{all, modules};
+use std::collections::BTreeMap;
+
+/// The longest kernel that is expected, in instructions of 16 bytes: twice the code of a cast of 64 values of which each takes 30,
+/// once for each format, and what moves the codes. Longer code does not stay in the instruction caches.
+const MOST_INSTRUCTIONS: usize = 5000;
+
+/// Kernels that live on the memory's bandwidth, by the beginning of their names, and the bytes that a thread of theirs waits for at
+/// once at least. A chip of 3.35 TB/s and 132 multiprocessors, whose memory answers within 0.7 microseconds, needs 18 KB in
+/// flight on each of them: 36 bytes for each of 512 threads, 18 for each of 1024.
+const LOADS: [(&str, usize); 12] = [
+    ("fp8_cast_stored", 128),
+    ("fp8_cast_transpose", 128),
+    ("fp8_cast_flat", 128),
+    ("fp8_cast_blocks", 96),
+    ("fp8_cast_columns", 96),
+    ("fp8_cast_norm", 96),
+    ("fp8_cast_activation", 64),
+    ("fp8_cast_rows", 32),
+    ("fp8_amax_tensor", 48),
+    ("fp8_amax_cols", 48),
+    ("fp8_amax_groups", 64),
+    ("fp8_transpose_tiles", 64),
+];
+
+/// Machine code of kernels by their names: sections `.text.<name>` of a 64-bit ELF file.
+fn code(cubin: &[u8]) -> BTreeMap<String, &[u8]> {
+    let number = |at: usize, len: usize| {
+        let bytes = cubin[at..at + len].iter().rev();
+        bytes.fold(0usize, |number, &byte| number << 8 | usize::from(byte))
+    };
+    let (table, count, names) = (number(0x28, 8), number(0x3C, 2), number(0x3E, 2));
+    let section = |index: usize| table + 64 * index;
+    let part = |index: usize| {
+        (
+            number(section(index) + 0x18, 8),
+            number(section(index) + 0x20, 8),
+        )
+    };
+    let (strings, len) = part(names);
+    let strings = &cubin[strings..strings + len];
+    let kernels = (0..count).filter_map(|index| {
+        let name = &strings[number(section(index), 4)..];
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let name = std::str::from_utf8(name).ok()?.strip_prefix(".text.")?;
+        let (at, len) = part(index);
+        Some((name.to_string(), &cubin[at..at + len]))
+    });
+    kernels.collect()
+}
+
+/// An instruction of Hopper, as far as it is read here. Its layout is not documented; that the numbers are plausible is checked.
+struct Instruction(u128);
+
+impl Instruction {
+    fn bits(&self, at: u32, len: u32) -> u32 {
+        (self.0 >> at) as u32 & ((1 << len) - 1)
+    }
+
+    /// Bytes of a load from global memory (LDG).
+    fn loads(&self) -> Option<usize> {
+        let sizes = [1, 1, 2, 2, 4, 8, 16, 16];
+        (self.bits(0, 12) == 0x981).then(|| sizes[self.bits(73, 3) as usize])
+    }
+
+    /// The barrier that its result opens.
+    fn opens(&self) -> u32 {
+        self.bits(110, 3)
+    }
+
+    fn waits_for(&self, barrier: u32) -> bool {
+        self.bits(116, 6) >> barrier & 1 == 1
+    }
+}
+
+/// The most bytes of loads that are under way when the first of them is waited for, in the order of the code.
+fn in_flight(code: &[u8]) -> usize {
+    let (mut open, mut most) = (vec![], 0);
+    for word in code.as_chunks::<16>().0 {
+        let instruction = Instruction(u128::from_le_bytes(*word));
+        open.retain(|&(barrier, _)| !instruction.waits_for(barrier));
+        if let Some(bytes) = instruction.loads() {
+            open.push((instruction.opens(), bytes));
+            most = most.max(open.iter().map(|(_, bytes)| bytes).sum());
+        }
+    }
+    most
+}
+
+/// What the assembler says of a kernel: registers and bytes that are spilled.
+fn resources(text: &str) -> BTreeMap<&str, (usize, usize)> {
+    let kernels = text.split("Compiling entry function '").skip(1);
+    let of = |text: &str, what: &str| -> usize {
+        let before = text.split(what).next().unwrap_or_default();
+        let number = before.split_whitespace().last();
+        let number = number.and_then(|number| number.parse().ok());
+        number.unwrap_or_else(|| panic!("no number before {what:?} in {text}"))
+    };
+    let kernels = kernels.map(|text| {
+        let name = text.split('\'').next().unwrap_or_default();
+        let spilled = of(text, " bytes spill stores") + of(text, " bytes spill loads");
+        (name, (of(text, " registers"), spilled))
+    });
+    kernels.collect()
+}
+
+/// No kernel for Hopper spills registers or has more code than the instruction caches hold, and those that live on bandwidth
+/// have enough loads under way.
+#[test]
+fn kernels_for_hopper_are_short_and_stay_in_registers() {
+    let kernels = all();
+    let mut faults = vec![];
+    let mut checked = [0; LOADS.len()];
+    for module in modules(&kernels).values() {
+        let hopper = module.cubins.iter().find(|(arch, _)| *arch == "90a");
+        let Some((_, cubin)) = hopper.filter(|(_, cubin)| !cubin.is_empty()) else {
+            println!("skipped: {} was not assembled for Hopper", module.name);
+            continue;
+        };
+        let resources = resources(module.resources);
+        for (name, code) in code(cubin) {
+            let (registers, spilled) = resources[name.as_str()];
+            let (instructions, loads) = (code.len() / 16, in_flight(code));
+            println!(
+                "{name}: {instructions} instructions, {registers} registers, {loads} bytes in flight"
+            );
+            if spilled > 0 {
+                faults.push(format!("{name} spills {spilled} bytes"));
+            }
+            if instructions > MOST_INSTRUCTIONS {
+                faults.push(format!("{name} has {instructions} instructions"));
+            }
+            for (at, (beginning, least)) in LOADS.into_iter().enumerate() {
+                if name.starts_with(beginning) {
+                    checked[at] += 1;
+                    if loads < least {
+                        faults.push(format!("{name}: {loads} bytes in flight, expected {least}"));
+                    }
+                }
+            }
+        }
+        assert!(
+            !resources.is_empty(),
+            "{}: nothing was assembled",
+            module.name
+        );
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(
+        checked.iter().all(|&n| n > 0) || checked.iter().all(|&n| n == 0),
+        "{checked:?}"
+    );
+}
