@@ -206,3 +206,24 @@ pub(crate) struct Saved {
     /// q, k and v themselves, if products are in FP8: then [`Attention::backward`] reads nothing of the tensors.
     pub(crate) operands: Option<KeptOperands>,
 }
+
+impl Saved {
+    /// The values of q, k and v that are kept because not all products are in FP8: for a caller who keeps them in another way.
+    pub(crate) fn take_values(&mut self) -> [Option<Tensor>; 3] {
+        match &mut self.operands {
+            Some(operands) => operands.qkv.each_mut().map(|part| part.values.take()),
+            None => [None, None, None],
+        }
+    }
+
+    /// The same with these values in place of those taken.
+    pub(crate) fn with_values(&self, values: [Option<Tensor>; 3]) -> Self {
+        let mut saved = self.clone();
+        if let Some(operands) = &mut saved.operands {
+            for (part, values) in operands.qkv.iter_mut().zip(values) {
+                part.values = values;
+            }
+        }
+        saved
+    }
+}

@@ -3,6 +3,7 @@
 use crate::base::data::attention::Attention;
 use crate::base::error::Result;
 use crate::device::cpu::elements::to_bf16;
+use crate::graph::wide::reader::Head;
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::{AttentionOptions, rope};
 use candle_core::Tensor;
@@ -51,11 +52,14 @@ impl WideNode {
         let [q, k, v] = copies;
         let copies = [q?, k?, v?];
         let (tensor, saved) = attention.forward(copies.each_ref(), dtype)?;
-        let kept = self.keep_heads(copies, ids.iter().any(Option::is_some))?;
-        attention.normalizes = kept.rounds();
+        let is_tracked = ids.iter().any(Option::is_some);
+        let [q, k, v] = copies.map(|x| self.keep_head(x, is_tracked));
+        let kept = [q?, k?, v?];
+        attention.normalizes = kept.iter().any(Head::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let qkv = kept.get()?;
+            let [q, k, v] = kept.each_ref().map(Head::get);
+            let qkv = [q?, k?, v?];
             let grads = attention.backward(qkv.each_ref(), &saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
                 if let Some(grad) = grad {
@@ -66,17 +70,27 @@ impl WideNode {
         }))
     }
 
-    /// Attention with products in FP8, which keeps its own operands.
+    /// Attention with products in FP8, which keeps the codes that it multiplies; what other products read is kept as elsewhere.
     fn fp8_attention(
         &mut self,
-        attention: Attention,
+        mut attention: Attention,
         qkv: [Tensor; 3],
         ids: [Option<usize>; 3],
     ) -> Result<Wide> {
         let dtype = qkv[0].dtype();
-        let (tensor, saved) = attention.forward(qkv.each_ref(), dtype)?;
+        let (tensor, mut saved) = attention.forward(qkv.each_ref(), dtype)?;
+        let is_tracked = ids.iter().any(Option::is_some);
+        let values = saved.take_values();
+        let values = values.map(|x| x.map(|x| self.keep_head(x, is_tracked)).transpose());
+        let [q, k, v] = values;
+        let kept = [q?, k?, v?];
+        // Scores in FP8 have their own codes, whatever else is rounded.
+        attention.normalizes =
+            !attention.products.scores && kept[..2].iter().flatten().any(Head::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
+            let [q, k, v] = (kept.each_ref()).map(|x| x.as_ref().map(Head::get).transpose());
+            let saved = saved.with_values([q?, k?, v?]);
             let grads = attention.saved_gradients(&saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
                 if let Some(grad) = grad {
