@@ -1,7 +1,7 @@
 //! Attention with products in FP8, composed of casts, products and softmax: for devices without kernels, and for f64.
 
 use super::composed::rounded;
-use super::fp8::{KeptOperands, Part, cast_rows};
+use super::operands::{KeptOperands, Part, cast_rows};
 use crate::base::data::attention::Attention;
 use crate::base::error::{Result, internal};
 use crate::device::cpu::elements::compute_dtype;

@@ -1,82 +1,12 @@
-//! Attention with products in FP8: which operands are cast, and what is kept for the backward pass.
+//! Attention with products in FP8: both passes.
 
-use super::Saved;
+use super::operands::{KeptOperands, Part, Saved};
 use crate::base::data::attention::Attention;
-use crate::base::data::attention_products::{BackwardOperands, Operand};
+use crate::base::data::attention_products::BackwardOperands;
 use crate::base::data::storage::take_storage;
-use crate::base::error::{Result, internal};
+use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::quantizer::Quantizer;
-use crate::cast::spec::ScaleSource;
-use crate::cast::tensor::Fp8Tensor;
-use crate::device::ScalePolicy;
-use crate::device::cpu::elements::to_bf16;
 use candle_core::{DType, Storage, Tensor};
-use fp8_core::{Cast, Contraction, Format, Granularity};
-
-/// `x` with a scale for each row of its last dimension: the definition of an operand's cast.
-pub(super) fn cast_rows(x: &Tensor, format: Format) -> Result<Fp8Tensor> {
-    let source = ScaleSource::Current {
-        policy: ScalePolicy::Mx,
-        power_of_two: false,
-    };
-    let cast = Quantizer::new(Cast::new(format), Granularity::Rowwise, source);
-    Fp8Tensor::quantize(x, &cast, Contraction::Cols)
-}
-
-/// q, k, v or the gradient of the result, as the products of a pass read it: as FP8 codes, in high precision, or both.
-#[derive(Debug, Clone)]
-pub(super) struct Part {
-    pub(super) values: Option<Tensor>,
-    pub(super) codes: Option<Fp8Tensor>,
-}
-
-impl Part {
-    /// `x` for products that are FP8 or not.
-    fn new(x: &Tensor, format: Format, fp8: &[bool]) -> Result<Self> {
-        let codes = match fp8.contains(&true) {
-            true => Some(cast_rows(x, format)?),
-            false => None,
-        };
-        Ok(Self {
-            values: Some(x.clone()),
-            codes,
-        })
-    }
-
-    /// What these products still need.
-    fn kept(self, fp8: &[bool], in_bf16: bool) -> Result<Self> {
-        let Self { values, codes } = self;
-        let values = match values.filter(|_| fp8.contains(&false)) {
-            Some(x) if in_bf16 && x.dtype() == DType::F32 => Some(to_bf16(&x)?),
-            values => values,
-        };
-        Ok(Self {
-            values,
-            codes: codes.filter(|_| fp8.contains(&true)),
-        })
-    }
-
-    fn operand(&self, fp8: bool) -> Result<Operand<'_>> {
-        match (fp8, &self.codes, &self.values) {
-            (true, Some(codes), _) => Ok(Operand::Codes {
-                codes: codes.codes(),
-                dequant_scale: codes.dequant_scale(),
-                format: codes.format(),
-            }),
-            (false, _, Some(values)) => Ok(Operand::Values(values)),
-            _ => internal!("an operand of attention was not kept"),
-        }
-    }
-}
-
-/// q, k and v for the backward pass.
-#[derive(Debug, Clone)]
-pub(crate) struct KeptOperands {
-    pub(super) qkv: [Part; 3],
-    /// The dtype of q.
-    pub(super) dtype: DType,
-}
 
 impl Attention {
     /// [`Attention::forward`] with products in FP8; q is not empty.

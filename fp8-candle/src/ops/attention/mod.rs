@@ -3,6 +3,7 @@
 mod composed;
 mod composed_fp8;
 mod fp8;
+mod operands;
 mod options;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,7 @@ use crate::base::profile::{Kind, enter};
 use crate::device::{FusedAttention, fused_attention};
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
-use fp8::KeptOperands;
+use operands::Saved;
 use options::OP;
 
 /// Attention of every query over the keys of its head.
@@ -193,37 +194,5 @@ impl Attention {
             }
         }
         Ok(grads)
-    }
-}
-
-/// What a backward pass needs besides q, k and v.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Saved {
-    /// The log-sum-exp of each query, if there are kernels.
-    pub(crate) lse: Option<Tensor>,
-    /// The result, if the kernels need it.
-    pub(crate) result: Option<Tensor>,
-    /// q, k and v themselves, if products are in FP8: then [`Attention::backward`] reads nothing of the tensors.
-    pub(crate) operands: Option<KeptOperands>,
-}
-
-impl Saved {
-    /// The values of q, k and v that are kept because not all products are in FP8: for a caller who keeps them in another way.
-    pub(crate) fn take_values(&mut self) -> [Option<Tensor>; 3] {
-        match &mut self.operands {
-            Some(operands) => operands.qkv.each_mut().map(|part| part.values.take()),
-            None => [None, None, None],
-        }
-    }
-
-    /// The same with these values in place of those taken.
-    pub(crate) fn with_values(&self, values: [Option<Tensor>; 3]) -> Self {
-        let mut saved = self.clone();
-        if let Some(operands) = &mut saved.operands {
-            for (part, values) in operands.qkv.iter_mut().zip(values) {
-                part.values = values;
-            }
-        }
-        saved
     }
 }

@@ -4,7 +4,7 @@ use super::layout::PANEL;
 use crate::base::simd::simd;
 use fp8_core::{Cast, Format, mx_dequant_scale_rceil, reciprocal};
 
-/// Turns `row` into the values of the codes of `factor * row`. `amax` is that of `factor * row`, if it is known. The length is
+/// Turns `row` into the values of the codes of `factor * row`, with a factor above 0. `amax` is that of `factor * row`, if it is known. The length is
 /// a multiple of 32.
 ///
 /// A row with Inf or NaN becomes NaN. A zero has no sign.
@@ -12,7 +12,8 @@ pub(super) fn cast_row(format: Format, row: &mut [f32], factor: f32, amax: Optio
     let amax = amax.unwrap_or_else(|| {
         simd(
             #[inline(always)]
-            || scaled_amax(row, factor),
+            // Products with a positive factor have the order of the values.
+            || largest_magnitude(row) * factor,
         )
     });
     let dequant_scale = mx_dequant_scale_rceil(amax, format).to_f32();
@@ -24,10 +25,17 @@ pub(super) fn cast_row(format: Format, row: &mut [f32], factor: f32, amax: Optio
     simd(
         #[inline(always)]
         || {
-            for chunk in row.as_chunks_mut::<PANEL>().0 {
-                for x in chunk {
-                    *x = steps.round(*x * factor);
-                }
+            let (chunks, _) = row.as_chunks_mut::<PANEL>();
+            // Most rows need no product.
+            match factor == 1.0 {
+                true => chunks
+                    .iter_mut()
+                    .flatten()
+                    .for_each(|x| *x = steps.round(*x)),
+                false => chunks
+                    .iter_mut()
+                    .flatten()
+                    .for_each(|x| *x = steps.round(*x * factor)),
             }
         },
     );
@@ -41,13 +49,13 @@ fn cast_by_definition(format: Format, row: &mut [f32], factor: f32, dequant_scal
     }
 }
 
-/// Largest magnitude. The bits of magnitudes have the order of their values, with NaN on top.
+/// The largest magnitude. The bits of magnitudes have the order of their values, with NaN on top.
 #[inline(always)]
-fn scaled_amax(row: &[f32], factor: f32) -> f32 {
+fn largest_magnitude(row: &[f32]) -> f32 {
     let mut lanes = [0u32; PANEL];
     for chunk in row.as_chunks::<PANEL>().0 {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane = (*lane).max((x * factor).to_bits() & 0x7FFF_FFFF);
+            *lane = (*lane).max(x.to_bits() & 0x7FFF_FFFF);
         }
     }
     f32::from_bits(lanes.into_iter().max().unwrap_or(0))
@@ -58,15 +66,15 @@ fn scaled_amax(row: &[f32], factor: f32) -> f32 {
 struct Steps {
     /// The exponent field of the least normal value.
     least_exponent: u32,
-    /// From the exponent field of a value to that of 2^23 times the step there.
-    to_step: u32,
+    /// From the exponent field of a value to the bits of 1.5 * 2^23 times the step there.
+    to_large: u32,
 }
 
 impl Steps {
     fn new(format: Format, dequant_scale: f32) -> Self {
         Self {
             least_exponent: (format.min_normal() * dequant_scale).to_bits() & EXPONENT,
-            to_step: (23 - format.mantissa_bits()) << 23,
+            to_large: ((23 - format.mantissa_bits()) << 23) + 0x0040_0000,
         }
     }
 
@@ -74,7 +82,7 @@ impl Steps {
     #[inline(always)]
     fn round(self, x: f32) -> f32 {
         let exponent = (x.to_bits() & EXPONENT).max(self.least_exponent);
-        let large = f32::from_bits((exponent + self.to_step) | 0x0040_0000);
+        let large = f32::from_bits(exponent + self.to_large);
         (x + large) - large
     }
 }
