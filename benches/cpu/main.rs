@@ -4,6 +4,7 @@
 //! because candle and rayon fix their numbers of threads, and `fp8-core` its instruction set, once per process.
 
 mod args;
+mod attention;
 mod auto;
 #[path = "../../examples/shared/candle_sources.rs"]
 mod candle_sources;
@@ -89,6 +90,7 @@ fn main() -> Result<()> {
             skinny::run(&session)?;
             skinny::run_from_memory(&session)?;
             conv::run(&session)?;
+            attention::run(&session)?;
             auto::run(&session)?;
             casts::run(&session)
         }

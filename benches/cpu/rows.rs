@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum Metric {
     /// Time of candle's f32 over ours.
     RatioF32,
+    /// Time of the same with operands of bf16 over ours.
+    RatioBf16,
     /// 10^9 bytes of input per second.
     GbPerS,
     /// 10^9 elements per second.
@@ -34,6 +36,7 @@ impl Metric {
     fn name(self) -> &'static str {
         match self {
             Self::RatioF32 => "ratio_f32",
+            Self::RatioBf16 => "ratio_bf16",
             Self::GbPerS => "gb_per_s",
             Self::GelemPerS => "gelem_per_s",
             Self::TokensRatio => "tokens_ratio",

@@ -209,7 +209,7 @@ impl LayerStep {
         Ok(Self {
             layer,
             vars: vars.clone(),
-            recipe: recipe.map(Recipe::from),
+            recipe: recipe.map(|recipe| operands.in_recipe(recipe.into())),
             x: Var::from_tensor(&inputs.x.to_dtype(activations)?)?,
             grad_output: inputs.grad_output.to_dtype(activations)?,
         })

@@ -2,6 +2,8 @@
 
 use candle_core::DType;
 use clap::ValueEnum;
+use fp8::Recipe;
+use fp8::config::AttentionProducts;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -11,6 +13,8 @@ pub enum Operands {
     F32,
     /// Rounded to bf16, as in mixed precision.
     Bf16,
+    /// All products in FP8 where a recipe is in force, elsewhere rounded to bf16.
+    Fp8,
 }
 
 impl Operands {
@@ -26,7 +30,15 @@ impl Operands {
     pub fn dtype(self) -> Option<DType> {
         match self {
             Self::F32 => None,
-            Self::Bf16 => Some(DType::BF16),
+            Self::Bf16 | Self::Fp8 => Some(DType::BF16),
+        }
+    }
+
+    /// `recipe` with these operands.
+    pub fn in_recipe(self, recipe: Recipe) -> Recipe {
+        match self {
+            Self::Fp8 => recipe.with_attention(AttentionProducts::all()),
+            Self::F32 | Self::Bf16 => recipe,
         }
     }
 }

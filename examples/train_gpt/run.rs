@@ -92,7 +92,8 @@ impl Run {
             other => other,
         });
         let (mut gpt, seed) = (settings.model.clone(), settings.seed);
-        (gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
+        let operands = *(gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
+        let recipe = recipe.map(|recipe| operands.in_recipe(recipe));
         let (model, mut weights) = match (name, matmul) {
             (_, Some(matmul)) => Weights::scaled(matmul, &gpt, seed, config, device)?,
             _ if ranks.is_sharded() => {

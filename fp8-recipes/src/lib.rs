@@ -46,9 +46,10 @@ pub use autocast::{
     is_recomputing, with_fp8,
 };
 pub use config::{
-    AmaxCompute, CastConfig, CastRounding, CustomAmax, DelayedFormat, DelayedScaling, Format,
-    FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, KeptActivations,
-    LayerFilter, Operand, Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
+    AmaxCompute, AttentionProducts, CastConfig, CastRounding, CustomAmax, DelayedFormat,
+    DelayedScaling, Format, FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale,
+    KeptActivations, LayerFilter, Operand, Overflow, Recipe, RecipeName, ScaleRounding,
+    ScalingType,
 };
 pub use error::{
     DenseError, Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError,

@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8_recipes::config::{Fp8LinearConfig, KeptActivations};
+use fp8_recipes::config::{AttentionProducts, Fp8LinearConfig, KeptActivations};
 use fp8_recipes::nn::{
     AttentionConfig, LayerInputs, TransformerConfig, TransformerLayer, transformer_layer,
 };
-use fp8_recipes::{PrepareOptions, RecipeName, end_step, fp8_autocast, prepare_fp8};
+use fp8_recipes::{PrepareOptions, Recipe, RecipeName, end_step, fp8_autocast, prepare_fp8};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
@@ -99,6 +99,11 @@ fn kept(case: &str, layer: &TransformerLayer, x: &Tensor) -> usize {
 
 fn kept_as(case: &str, layer: &TransformerLayer, x: &Tensor, how: KeptActivations) -> usize {
     let recipe = Fp8LinearConfig::from_recipe_name(RecipeName::Delayed).with_kept_activations(how);
+    kept_by(case, recipe.into(), layer, x)
+}
+
+/// [`kept`] under a recipe.
+fn kept_by(case: &str, recipe: Recipe, layer: &TransformerLayer, x: &Tensor) -> usize {
     let mut bytes = 0;
     // In the second step weights are cast and kept, and all helpers run.
     for step in 0..2 {
@@ -156,6 +161,14 @@ fn computing_again() {
     let one = kept("one node", &layer(true, false), &x);
     let again = kept("one node that computes again", &layer(true, true), &x);
     println!("of torch's: {:.3}", again as f64 / torch as f64);
+    // Codes of q, k and v with a scale of four bytes for each head, where copies in bf16 were, or without kernels in f32.
+    let recipe = Recipe::from(RecipeName::Delayed).with_attention(AttentionProducts::all());
+    let fp8 = kept_by("FP8 attention", recipe, &layer(true, false), &x);
+    let tokens = BATCH * TOKENS;
+    assert!(
+        fp8 + 3 * tokens * HIDDEN <= one + 3 * tokens * 8 * 4,
+        "{fp8}, {one}"
+    );
     // The measurement sees the layers' results, which candle's graph keeps.
     assert!(apart > torch, "{apart}");
     assert!(again < one && one < apart, "{again}, {one}, {apart}");

@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{self, TrainingMeta};
 use fp8::config::{
-    self, CastConfig, CastRounding, DelayedFormat, GemmConfig, InitialScale, ResolvedConfig,
-    ScalingType,
+    self, AttentionProducts, CastConfig, CastRounding, DelayedFormat, GemmConfig, InitialScale,
+    ResolvedConfig, ScalingType,
 };
 use fp8::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 use fp8::fp8_candle::device::{Backend, ScalePolicy};
@@ -94,7 +94,10 @@ fn recipes(cast: CastConfig, gemm: GemmConfig, rule: DelayedScaling) -> Done {
         .with_format_pair(FormatPair::Fnuz)
         .with_grad_input(cast)
         .with_delayed(rule);
-    let config = Fp8LinearConfig::with_output(config, cast);
+    let attention = AttentionProducts::all()
+        .with_grad_probabilities(false)
+        .with_grad_inputs(false);
+    let config = Fp8LinearConfig::with_output(config, cast).with_attention(attention);
     let Fp8LinearConfig {
         enable_fp8_all_gather,
         input,

@@ -1,11 +1,12 @@
 //! What a device has to provide.
 
 use crate::base::data::attention::Attention;
+use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::made::{Made, MadeCast};
 use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
-use crate::base::error::Result;
+use crate::base::error::{Result, internal};
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 
@@ -191,4 +192,26 @@ pub(crate) trait FusedAttention: Send + Sync {
         grad: &Tensor,
         wanted: [bool; 3],
     ) -> Result<[Option<Tensor>; 3]>;
+
+    /// [`FusedAttention::forward`] with products in FP8. `dtypes`: those of q and of the result.
+    fn forward_fp8(
+        &self,
+        attention: &Attention,
+        _qkv: [Operand<'_>; 3],
+        _dtypes: [DType; 2],
+    ) -> Result<(Storage, Tensor)> {
+        internal!("no kernels for {:?}", attention.products)
+    }
+
+    /// [`FusedAttention::backward`] with products in FP8. `dtypes`: those of q and of the gradients.
+    fn backward_fp8(
+        &self,
+        attention: &Attention,
+        _operands: BackwardOperands<'_>,
+        _lse: &Tensor,
+        _dtypes: [DType; 2],
+        _wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        internal!("no kernels for {:?}", attention.products)
+    }
 }

@@ -28,6 +28,7 @@ pub(crate) mod softmax;
 mod wide;
 
 pub use crate::base::activation::{Activation, UnknownActivation};
+pub use crate::base::data::attention_products::AttentionProducts;
 pub use activation::{gelu, swiglu};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedSequence, CachedTokens, cached_attention, cached_attention_each};

@@ -4,8 +4,8 @@
 use candle_core::{D, DType, Device, Tensor};
 use fp8_candle::Result;
 use fp8_candle::ops::{
-    AttentionOptions, CachedSequence, CachedTokens, attention, attention_tokens_first,
-    cached_attention, cached_attention_each,
+    AttentionOptions, AttentionProducts, CachedSequence, CachedTokens, attention,
+    attention_tokens_first, cached_attention, cached_attention_each,
 };
 use fp8_core::Format;
 use fp8_test_support::{cpu_tensor, flat};
@@ -37,6 +37,7 @@ struct Case {
     window: Option<usize>,
     dtype: DType,
     operands: Option<DType>,
+    products: AttentionProducts,
     seed: u64,
 }
 
@@ -47,6 +48,7 @@ impl Case {
         let dtype = numbers.of(&[DType::F32, DType::BF16, DType::F16]);
         let window = numbers.next(1, 2 * tokens);
         let operands = (dtype != DType::BF16).then_some(DType::BF16);
+        let [none, all] = [AttentionProducts::none(), AttentionProducts::all()];
         Self {
             batch: numbers.next(1, 3),
             kv_heads: numbers.next(1, 3),
@@ -57,6 +59,7 @@ impl Case {
             window: numbers.of(&[None, Some(window)]),
             dtype,
             operands: numbers.of(&[None, None, operands]),
+            products: numbers.of(&[none, none, all, all.with_scores(false)]),
             seed: numbers.0 >> 8,
         }
     }
@@ -66,6 +69,7 @@ impl Case {
             .with_causal(true)
             .with_window(self.window)
             .with_operands(self.operands)
+            .with_products(self.products)
     }
 
     fn values(&self, heads: usize, tokens: usize, seed: u64) -> Tensor {

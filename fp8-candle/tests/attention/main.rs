@@ -2,12 +2,13 @@
 
 mod arguments;
 mod cached;
+mod fp8;
 mod model;
 mod options;
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::Result;
-use fp8_candle::ops::{AttentionOptions, attention, attention_tokens_first};
+use fp8_candle::ops::{AttentionOptions, AttentionProducts, attention, attention_tokens_first};
 use fp8_test_support::approx::{Approx, assert_within};
 use fp8_test_support::{cpu_tensor, device, flat64};
 use model::Attention;
@@ -95,6 +96,7 @@ impl Case {
             softmax_scale: self.softmax_scale.unwrap_or(1.0 / (d as f64).sqrt()),
             dtype,
             random: true,
+            products: AttentionProducts::none(),
         }
     }
 }

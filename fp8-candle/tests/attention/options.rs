@@ -8,7 +8,7 @@ fn plain() -> AttentionOptions {
     AttentionOptions::default()
 }
 
-fn all_options() -> Vec<AttentionOptions> {
+pub fn all_options() -> Vec<AttentionOptions> {
     let dropout = AttentionDropout::new(0.3, 0x1_2345_6789);
     vec![
         plain(),
@@ -35,12 +35,21 @@ fn run_with(
     dtype: DType,
     tokens_first: bool,
 ) -> Result<Vec<Tensor>> {
+    run_with_values(case.values(DType::BF16), options, dtype, tokens_first)
+}
+
+/// [`run_with`] of these q, k, v and gradient of the result, heads first.
+pub fn run_with_values(
+    [q, k, v, weights]: [Tensor; 4],
+    options: &AttentionOptions,
+    dtype: DType,
+    tokens_first: bool,
+) -> Result<Vec<Tensor>> {
     let device = device();
     let turned = |x: &Tensor| match tokens_first {
         true => x.transpose(1, 2)?.contiguous(),
         false => Ok(x.clone()),
     };
-    let [q, k, v, weights] = case.values(DType::BF16);
     let here = |x: &Tensor| turned(&x.to_dtype(dtype)?.to_device(&device)?);
     let [q, k, v] = [
         Var::from_tensor(&here(&q)?)?,
@@ -59,7 +68,7 @@ fn run_with(
 }
 
 /// The difference relative to the reference, by norms.
-fn relative(got: &Tensor, expected: &Tensor) -> f64 {
+pub fn relative(got: &Tensor, expected: &Tensor) -> f64 {
     let (got, expected) = (flat64(got), flat64(expected));
     assert_eq!(got.len(), expected.len());
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();

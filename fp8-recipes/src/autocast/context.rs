@@ -4,6 +4,7 @@ use super::replay::Runs;
 use super::session::Session;
 use super::settings::{LayerStep, Mode, Settings};
 use super::state::Fp8State;
+use crate::config::AttentionProducts;
 use crate::error::{GuardError, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -49,6 +50,17 @@ impl Context {
         };
         let cells = session.sign_in(state, &settings)?;
         Ok(Some(self.runs.recorded(state, settings, cells)))
+    }
+
+    /// The products in FP8 of the attention whose results the layer with this state reads: by the layer's own recipe, or else the
+    /// guard's. None in high precision, without state, and while calibrating.
+    pub(crate) fn attention(&self, state: Option<&Fp8State>) -> AttentionProducts {
+        match state {
+            Some(state) if self.settings.mode == Mode::Fp8 => state
+                .own_config()
+                .map_or(self.settings.config.attention, |own| own.attention),
+            _ => AttentionProducts::none(),
+        }
     }
 
     /// Records that a layer has no FP8 state.

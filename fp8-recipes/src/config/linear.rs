@@ -1,5 +1,6 @@
 //! The configuration of a linear layer in FP8: torchao's surface.
 
+use fp8_candle::ops::AttentionProducts;
 use fp8_core::FormatPair;
 use fp8_core::setters;
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,12 @@ pub struct Fp8LinearConfig {
     /// Also casts the tensors of operators without a GEMM of their own that [`PrepareOptions::operators`](crate::PrepareOptions)
     /// has prepared: embeddings, norms, `nn::Matmul`, `nn::Add`, ..
     pub cast_operators: bool,
+    /// The products of attention in FP8, in the modules of [`nn`](crate::nn) that have attention between their layers
+    /// ([`MultiheadAttention`](crate::nn::MultiheadAttention), [`TransformerLayer`](crate::nn::TransformerLayer)): none by default. A
+    /// module follows the recipe of its projection of results, and computes attention in high precision if that has no FP8 state. Scales
+    /// come from the operands themselves, so attention has no state and no effect on that of layers. The settings of casts above do
+    /// not apply to it, but [`FormatPair::Fnuz`] does. In JSON `{"attention": {"scores": true, ..}}`.
+    pub attention: AttentionProducts,
     /// How transformer modules keep what their backward pass reads besides the codes of operands. The guard's recipe decides for a
     /// whole module, also where its layers have recipes of their own. Only modules that are one node of the graph have the choice: in
     /// layers called one by one, candle's graph keeps these tensors. See [`StepSummary::kept_bytes`](crate::StepSummary::kept_bytes).
@@ -125,6 +132,7 @@ impl Default for Fp8LinearConfig {
             seed: 0,
             via_f16: false,
             cast_operators: false,
+            attention: AttentionProducts::none(),
             kept_activations: KeptActivations::HighPrecision,
         }
     }
@@ -175,5 +183,6 @@ setters! { Fp8LinearConfig:
     with_seed(seed: u64);
     with_via_f16(via_f16: bool);
     with_cast_operators(cast_operators: bool);
+    with_attention(attention: AttentionProducts);
     with_kept_activations(kept_activations: KeptActivations);
 }

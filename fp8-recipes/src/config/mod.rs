@@ -45,6 +45,7 @@ mod resolved;
 mod skip;
 
 // The types of fields.
+pub use fp8_candle::ops::AttentionProducts;
 pub use fp8_core::{
     AmaxCompute, CustomAmax, Format, FormatPair, Granularity, Overflow, ScaleRounding,
 };

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use fp8_candle::ops::AttentionProducts;
 use fp8_core::{AmaxCompute, CustomAmax};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -38,6 +39,20 @@ impl Recipe {
         match self {
             Recipe::Linear(config) => config.resolve(),
         }
+    }
+
+    /// A copy with these products of attention in FP8.
+    ///
+    /// ```
+    /// use fp8_recipes::config::{AttentionProducts, Recipe};
+    /// let recipe = "delayed".parse::<Recipe>()?.with_attention(AttentionProducts::all());
+    /// assert!(recipe.to_string().ends_with(",a:all_e4m3)"));
+    /// # Ok::<(), fp8_recipes::config::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn with_attention(self, attention: AttentionProducts) -> Self {
+        let Recipe::Linear(config) = self;
+        config.with_attention(attention).into()
     }
 
     /// A copy in which the custom reduction of this name is `function`: a recipe read from a checkpoint has only the name.

@@ -25,7 +25,7 @@ impl Fp8LinearConfig {
     /// - An unset second use copies the first.
     /// - An unset format is E4M3 for input and weight, E5M2 for the output's gradient; for a delayed cast it is that of
     ///   [`DelayedScaling::format`]; for a second use, the format of the first.
-    /// - [`FormatPair::Fnuz`] turns E4M3 and E5M2 into their FNUZ forms, set or unset.
+    /// - [`FormatPair::Fnuz`] turns E4M3 and E5M2 into their FNUZ forms, set or unset, those of attention too.
     /// - Delayed casts follow `delayed`, with power-of-two scales if it or this configuration asks for them.
     ///
     /// # Errors
@@ -76,6 +76,10 @@ impl Fp8LinearConfig {
             seed: self.seed,
             via_f16: self.via_f16,
             cast_operators: self.cast_operators,
+            attention: match pair {
+                FormatPair::Ocp => self.attention,
+                FormatPair::Fnuz => self.attention.in_pair(pair),
+            },
             kept_activations: self.kept_activations,
             delayed: None,
         };

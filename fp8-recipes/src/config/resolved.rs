@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use fp8_candle::ops::AttentionProducts;
 use fp8_core::{Format, Granularity};
 
 use super::{
@@ -20,7 +21,8 @@ const USES: [(Operand, Operand); 3] = [
 /// [`Recipe::resolve`](super::Recipe::resolve).
 ///
 /// Prints as torchao prints a layer: `i:dyn_ten_e4m3,w:dyn_ten_e4m3,go:dyn_ten_e5m2`, followed by `i_gw:`, `w_gi:`, `go_gw:` where
-/// a second use differs from the first, by `o:`, `gi:`, `gw:` where results are cast, and by `kept:fp8:128` where activations are kept in FP8.
+/// a second use differs from the first, by `o:`, `gi:`, `gw:` where results are cast, by `a:` and what [`AttentionProducts`] prints
+/// where attention has products in FP8, and by `kept:fp8:128` where activations are kept in FP8.
 ///
 /// The format of every cast is set; it has no meaning where the cast is disabled.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +66,8 @@ pub struct ResolvedConfig {
     pub via_f16: bool,
     /// Whether the tensors of operators without a GEMM of their own are cast.
     pub cast_operators: bool,
+    /// The products of attention in FP8.
+    pub attention: AttentionProducts,
     /// How transformer modules keep what their backward pass reads besides the codes of operands.
     pub kept_activations: KeptActivations,
     /// The rule of the delayed casts; `None` without delayed casts. Its `format` has no meaning here: each cast has its own.
@@ -192,6 +196,9 @@ impl fmt::Display for ResolvedConfig {
         ];
         for (name, cast) in results.iter().filter(|(_, cast)| !cast.is_disabled()) {
             write!(f, ",{name}:{}", cast.short())?;
+        }
+        if self.attention.any() {
+            write!(f, ",a:{}", self.attention)?;
         }
         if self.kept_activations != KeptActivations::HighPrecision {
             write!(f, ",kept:{}", self.kept_activations)?;

@@ -228,3 +228,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn products_of_attention_are_part_of_a_recipe() {
+    let products = AttentionProducts::all().with_grad_inputs(false);
+    let recipe = Recipe::default().with_attention(products);
+    assert_eq!(round_trip(&recipe), recipe);
+    assert_eq!(recipe.name(), None);
+    let json = r#"{"linear": {"attention": {"scores": true, "grad_format": "e5m2"}}}"#;
+    let read: Recipe = serde_json::from_str(json).unwrap();
+    let scores = AttentionProducts::none().with_scores(true);
+    let scores = scores.with_grad_format(Format::E5M2);
+    assert_eq!(
+        read,
+        Fp8LinearConfig::default().with_attention(scores).into()
+    );
+    assert_eq!(
+        read.to_string(),
+        "linear(i:dyn_ten_e4m3,w:dyn_ten_e4m3,go:dyn_ten_e5m2,a:scores_e4m3_e5m2)"
+    );
+    let error = json_error::<Recipe>(r#"{"linear": {"attention": {"keys": true}}}"#);
+    assert!(error.contains("keys"), "{error}");
+    let fnuz = Fp8LinearConfig::default().with_format_pair(FormatPair::Fnuz);
+    let fnuz = fnuz.with_attention(products).resolve().unwrap();
+    assert_eq!(fnuz.attention, products.in_pair(FormatPair::Fnuz));
+}

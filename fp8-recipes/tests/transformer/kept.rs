@@ -4,7 +4,9 @@ use crate::support::*;
 use candle_core::{DType, Var};
 use fp8_core::Format;
 use fp8_recipes::checkpoint::{TrainingMeta, fp8_state, resume_training, save_training};
-use fp8_recipes::config::{Fp8LinearConfig, KeptActivations, Recipe, RecipeName};
+use fp8_recipes::config::{
+    AttentionProducts, Fp8LinearConfig, KeptActivations, Recipe, RecipeName,
+};
 use fp8_recipes::nn::ops::Activation;
 use fp8_recipes::nn::{AttentionConfig, LayerInputs, TransformerConfig, checkpoint};
 use fp8_recipes::optim::NoOptimizer;
@@ -21,8 +23,12 @@ fn recipe(name: &str, kept: KeptActivations) -> Recipe {
 
 /// The second of two steps, so that delayed scales count.
 fn second_step(model: &Model, dtype: DType, name: &str, kept: KeptActivations) -> Step {
+    second_step_in(model, dtype, recipe(name, kept))
+}
+
+fn second_step_in(model: &Model, dtype: DType, recipe: Recipe) -> Step {
     let step = || {
-        let autocast = Autocast::new(recipe(name, kept));
+        let autocast = Autocast::new(recipe.clone());
         model.step_in(&input(dtype), &LayerInputs::default(), Some(autocast))
     };
     step();
@@ -83,6 +89,49 @@ fn results_and_forward_state_stay_and_gradients_move_by_roundings() {
                     moved += usize::from(far > 0.);
                 }
                 assert!(moved > 5, "{case}: {moved}");
+            }
+        }
+    }
+}
+
+/// Attention keeps the codes that its FP8 products read, with the option and without; q, k and v of its other products are rounded
+/// by the option.
+#[test]
+fn products_of_attention_in_fp8_keep_their_own_codes() {
+    let all = AttentionProducts::all();
+    let run = |products, kept| {
+        let model = Model::prepared(&config(), true, DType::F32);
+        let recipe = recipe("rowwise", kept).with_attention(products);
+        second_step_in(&model, DType::F32, recipe)
+    };
+    let bytes = |step: &Step| step.summary.as_ref().unwrap().kept_bytes();
+    let groups = KeptActivations::Fp8 { group_size: 32 };
+    let of_values = bytes(&run(AttentionProducts::none(), groups));
+    // A tensor of q, k or v: a code for each value, and a scale of 4 bytes for 32 of them.
+    let tensor = (BATCH * TOKENS * HIDDEN * 9 / 8) as u64;
+    for (products, own) in [
+        (all, 3),
+        // Values of q and k for their gradients; of both for the scores; of v for the gradient of the probabilities.
+        (all.with_grad_inputs(false), 1),
+        (all.with_scores(false), 1),
+        (all.with_grad_probabilities(false), 2),
+    ] {
+        let (coded, exact) = (
+            run(products, groups),
+            run(products, KeptActivations::HighPrecision),
+        );
+        assert_eq!(bytes(&exact), 0, "{products}");
+        assert_eq!(bytes(&coded), of_values - own * tensor, "{products}");
+        assert_eq!(
+            flat64(&coded.all["y"]),
+            flat64(&exact.all["y"]),
+            "{products}"
+        );
+        for (name, grad) in &coded.all {
+            // The gradient of the keys' bias is 0 but for roundings.
+            if !name.contains("k_proj.bias") {
+                let far = far(&flat64(grad), &flat64(&exact.all[name]));
+                assert!(far <= bound(), "{products}, {name}: {far} of {}", bound());
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The sizes of one call of attention, which keys each query sees, and which probabilities are dropped.
 
+use super::attention_products::AttentionProducts;
 use candle_core::{DType, Tensor};
 use fp8_core::Format;
 use std::ops::Range;
@@ -23,6 +24,8 @@ pub(crate) struct Attention {
     pub(crate) dropout: Option<Dropout>,
     /// The dtype to which the operands of products are rounded; `None` for that of the tensors.
     pub(crate) operands: Option<DType>,
+    /// The products whose operands are cast to FP8 instead.
+    pub(crate) products: AttentionProducts,
     /// Whether the dimensions are batch, token, head, feature instead of batch, head, token, feature.
     pub(crate) tokens_first: bool,
     /// Whether the backward pass reads other q and k than the forward pass did, rounded ones: then it computes the sums of exponentials
@@ -40,6 +43,12 @@ impl Attention {
     /// Whether the operands of products are rounded to bf16, for tensors of `dtype`.
     pub(crate) fn in_bf16(&self, dtype: DType) -> bool {
         self.operands.unwrap_or(dtype) == DType::BF16
+    }
+
+    /// Whether all operands of the forward and of the backward pass are exact in bf16, for tensors of `dtype`.
+    pub(crate) fn exact_in_bf16(&self, dtype: DType) -> [bool; 2] {
+        let rounded = self.in_bf16(dtype);
+        [self.products.all_forward(), self.products.all_backward()].map(|fp8| fp8 || rounded)
     }
 
     /// The keys that a query sees. Neither end decreases from one query to the next.

@@ -1,6 +1,7 @@
 //! Plain data that devices and operations exchange. Nothing here computes or knows a device.
 
 pub(crate) mod attention;
+pub(crate) mod attention_products;
 pub mod codes;
 pub mod columns;
 #[cfg_attr(

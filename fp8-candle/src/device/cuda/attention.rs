@@ -45,7 +45,12 @@ impl FusedAttention for CudaAttention {
         let operands = a.operands.is_none_or(|operands| {
             operands == dtype || (dtype, operands) == (DType::F32, DType::BF16)
         });
-        if a.window.is_some() || a.key_lengths.is_some() || a.dropout.is_some() || !operands {
+        if a.products.any()
+            || a.window.is_some()
+            || a.key_lengths.is_some()
+            || a.dropout.is_some()
+            || !operands
+        {
             return false;
         }
         let fits = |n: usize| n <= (i32::MAX / 2) as usize;

@@ -52,27 +52,23 @@ impl Reader {
     }
 }
 
-/// What the backward pass of attention reads.
-pub(crate) enum Heads {
-    Exact([Tensor; 3]),
-    /// Codes and sizes of q, k and v, and their dtype.
-    Codes(Box<[(Fp8Tensor, Vec<usize>); 3]>, DType),
+/// q, k or v, as the backward pass of attention reads it.
+pub(crate) enum Head {
+    Exact(Tensor),
+    /// With sizes and dtype.
+    Codes(Fp8Tensor, Vec<usize>, DType),
 }
 
-impl Heads {
+impl Head {
     pub(crate) fn rounds(&self) -> bool {
         matches!(self, Self::Codes(..))
     }
 
-    pub(crate) fn get(&self) -> Result<[Tensor; 3]> {
+    pub(crate) fn get(&self) -> Result<Tensor> {
         match self {
-            Self::Exact(qkv) => Ok(qkv.clone()),
-            Self::Codes(codes, dtype) => {
-                let value = |(codes, dims): &(Fp8Tensor, Vec<usize>)| -> Result<Tensor> {
-                    Ok(codes.dequantize(*dtype)?.reshape(dims.as_slice())?)
-                };
-                let [q, k, v] = &**codes;
-                Ok([value(q)?, value(k)?, value(v)?])
+            Self::Exact(x) => Ok(x.clone()),
+            Self::Codes(codes, dims, dtype) => {
+                Ok(codes.dequantize(*dtype)?.reshape(dims.as_slice())?)
             }
         }
     }
@@ -118,21 +114,16 @@ impl WideNode {
         from_again || self.groups.is_some() && from_codes
     }
 
-    /// What the backward pass of attention reads of q, k and v, `[b, t, h, d]`, if it `is_tracked`: groups run along the features of all
+    /// What the backward pass of attention reads of q, k or v, `[b, t, h, d]`, if it `is_tracked`: groups run along the features of all
     /// heads.
-    pub(crate) fn keep_heads(&mut self, qkv: [Tensor; 3], is_tracked: bool) -> Result<Heads> {
+    pub(crate) fn keep_head(&mut self, x: Tensor, is_tracked: bool) -> Result<Head> {
         let Some(size) = self.groups.filter(|_| is_tracked) else {
-            return Ok(Heads::Exact(qkv));
+            return Ok(Head::Exact(x));
         };
-        let dtype = qkv[0].dtype();
-        let [q, k, v] = qkv.map(|x| -> Result<_> {
-            let (b, t, h, d) = x.dims4()?;
-            let codes = encode(&x.contiguous()?.reshape((b, t, h * d))?, size)?;
-            Ok((codes, vec![b, t, h, d]))
-        });
-        let codes = [q?, k?, v?];
-        codes.iter().for_each(|(codes, _)| self.note_codes(codes));
-        Ok(Heads::Codes(Box::new(codes), dtype))
+        let (b, t, h, d) = x.dims4()?;
+        let codes = encode(&x.contiguous()?.reshape((b, t, h * d))?, size)?;
+        self.note_codes(&codes);
+        Ok(Head::Codes(codes, vec![b, t, h, d], x.dtype()))
     }
 
     fn note_codes(&mut self, codes: &Fp8Tensor) {

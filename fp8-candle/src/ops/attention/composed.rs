@@ -66,16 +66,16 @@ impl Attention {
             .reshape((batch, kv_heads, rows, head_dim))?
             .matmul(&operand(k)?.t()?)?
             .reshape((batch, heads, queries, keys))?;
-        let p = self.probabilities(&logits)?;
+        let p = self.dropped(&self.softmax(&logits)?)?;
         Ok(round(&p)?
             .reshape((batch, kv_heads, rows, keys))?
             .matmul(&operand(v)?)?
             .reshape((batch, heads, queries, head_dim))?)
     }
 
-    /// After dropout, from dot products `[batch, heads, queries, keys]`.
-    fn probabilities(&self, logits: &Tensor) -> Result<Tensor> {
-        let p = if self.window.is_some() || self.key_lengths.is_some() {
+    /// Probabilities before dropout, from dot products `[batch, heads, queries, keys]`.
+    pub(super) fn softmax(&self, logits: &Tensor) -> Result<Tensor> {
+        Ok(if self.window.is_some() || self.key_lengths.is_some() {
             let visible = self.visible_keys()?.to_device(logits.device())?;
             let visible = visible.broadcast_as(logits.shape())?;
             // Finite, so that a query without keys has no NaN on the way to its zeros.
@@ -88,18 +88,22 @@ impl Attention {
             causal_softmax(logits, self.softmax_scale)?
         } else {
             softmax_last_dim(&(logits * self.softmax_scale)?)?
-        };
+        })
+    }
+
+    /// `p` after dropout.
+    pub(super) fn dropped(&self, p: &Tensor) -> Result<Tensor> {
         match self.factors()? {
             Some(factors) => {
                 let factors = factors.to_dtype(p.dtype())?.to_device(p.device())?;
                 Ok((p * factors)?)
             }
-            None => Ok(p),
+            None => Ok(p.clone()),
         }
     }
 
     /// 1 where a query sees a key, `[batch, 1, queries, keys]`.
-    fn visible_keys(&self) -> Result<Tensor> {
+    pub(super) fn visible_keys(&self) -> Result<Tensor> {
         let mut visible = vec![0u8; self.batch * self.queries * self.keys];
         for (row, visible) in visible.chunks_mut(self.keys).enumerate() {
             visible[self.visible(row / self.queries, row % self.queries)].fill(1);
@@ -124,7 +128,7 @@ impl Attention {
 }
 
 /// The values of `x` rounded to bf16; the gradient passes unchanged.
-fn rounded(x: &Tensor) -> Result<Tensor> {
+pub(super) fn rounded(x: &Tensor) -> Result<Tensor> {
     let plain = x.detach();
     let rounded = plain.to_dtype(DType::BF16)?.to_dtype(x.dtype())?;
     if !x.track_op() {

@@ -1,6 +1,9 @@
 //! Scaled dot-product attention.
 
 mod composed;
+mod composed_fp8;
+mod fp8;
+mod operands;
 mod options;
 #[cfg(test)]
 mod tests;
@@ -15,6 +18,7 @@ use crate::base::profile::{Kind, enter};
 use crate::device::{FusedAttention, fused_attention};
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
+use operands::Saved;
 use options::OP;
 
 /// Attention of every query over the keys of its head.
@@ -91,6 +95,14 @@ impl Attention {
         if q.elem_count() == 0 {
             return Ok(q.clone());
         }
+        if self.products.any() {
+            let (storage, saved) =
+                self.forward_fp8([q, k, v].map(Tensor::detach).each_ref(), q.dtype())?;
+            let result = Ready::new(storage, q.shape())?;
+            return attach(OP, [q, k, v], result, move |qkv, _, grad| {
+                self.backward(qkv, &saved, grad, qkv.map(Tensor::track_op))
+            });
+        }
         let Some(kernels) = self.kernels(q)? else {
             return Ok(self.composed(q, k, v)?.to_dtype(q.dtype())?);
         };
@@ -129,6 +141,10 @@ impl Attention {
         if q.elem_count() == 0 {
             return Ok((q.to_dtype(out_dtype)?, saved));
         }
+        if self.products.any() {
+            let (storage, saved) = self.forward_fp8([q, k, v], out_dtype)?;
+            return Ok((tensor_of(storage, q.shape())?, saved));
+        }
         let Some(kernels) = self.kernels(q)? else {
             let y = self.composed(q, k, v)?.to_dtype(out_dtype)?;
             return Ok((y.contiguous()?, saved));
@@ -151,6 +167,9 @@ impl Attention {
         let _scope = enter(Kind::Attention);
         let [q, k, v] = &qkv.map(Tensor::detach);
         let grad = &grad.detach();
+        if saved.operands.is_some() {
+            return self.saved_gradients(saved, grad, wanted);
+        }
         if let (Some(kernels), Some(lse)) = (self.kernels(q)?, &saved.lse) {
             // Kernels that read the result need that of these q, k and v.
             if self.normalizes && kernels.needs_result() {
@@ -178,13 +197,4 @@ impl Attention {
         }
         Ok(grads)
     }
-}
-
-/// What a backward pass needs besides q, k and v.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Saved {
-    /// The log-sum-exp of each query, if there are kernels.
-    pub(crate) lse: Option<Tensor>,
-    /// The result, if the kernels need it.
-    pub(crate) result: Option<Tensor>,
 }

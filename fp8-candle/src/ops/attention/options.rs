@@ -2,6 +2,7 @@
 
 use crate::base::check::{check_float, check_like};
 use crate::base::data::attention::{Attention, Dropout};
+use crate::base::data::attention_products::AttentionProducts;
 use crate::base::error::{Error, Result, dtype_error, shape_error};
 
 use candle_core::{DType, Tensor};
@@ -39,6 +40,8 @@ pub struct AttentionOptions {
     /// that of the tensors by default. bf16 gives f32 tensors the speed of bf16, as automatic mixed precision does; sums and
     /// softmax stay in f32.
     pub operands: Option<DType>,
+    /// The products whose operands are cast to FP8 instead; none by default.
+    pub products: AttentionProducts,
 }
 
 /// Dropout of attention's probabilities.
@@ -103,6 +106,11 @@ impl AttentionOptions {
             operands: operands.into(),
             ..self
         }
+    }
+
+    /// The same options with other products in FP8.
+    pub fn with_products(self, products: AttentionProducts) -> Self {
+        Self { products, ..self }
     }
 }
 
@@ -211,6 +219,7 @@ impl Attention {
                 .unwrap_or(1.0 / (head_dim as f64).sqrt()),
             dropout,
             operands: options.operands,
+            products: options.products,
             tokens_first,
             normalizes: false,
         })

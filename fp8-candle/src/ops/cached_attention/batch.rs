@@ -19,8 +19,8 @@ use candle_core::{DType, Tensor};
 ///
 /// On the CPU the cache is read in place, and FP8 codes are decoded on the way. The bits of a query's result depend neither on the
 /// other queries, the number of threads or the capacity of the cache, nor on keys that the query does not see, as long as these are
-/// finite: tokens may come one by one, in parts or all at once. Elsewhere, and in f64, the first `keys` tokens are decoded to the
-/// dtype of `q` and given to [`attention`].
+/// finite: tokens may come one by one, in parts or all at once. Elsewhere, in f64, and with [`AttentionOptions::products`] in FP8, the
+/// first `keys` tokens are decoded to the dtype of `q` and given to [`attention`], where every row has its own scale.
 ///
 /// # Shapes
 /// `q` `[batch, heads, tokens, head_dim]` in f32, bf16 or f16 (or f64, over a cache in f64); `k` and `v` as [`CachedTokens`] says,
@@ -67,7 +67,7 @@ pub fn cached_attention(
     if q.elem_count() == 0 || keys == 0 {
         return Ok(q.zeros_like()?);
     }
-    if !q.device().is_cpu() || q.dtype() == DType::F64 {
+    if !q.device().is_cpu() || q.dtype() == DType::F64 || options.products.any() {
         let (k, v) = (
             k.dequantize(keys, q.dtype())?,
             v.dequantize(keys, q.dtype())?,

@@ -64,6 +64,7 @@ pub fn cached_attention_each(
         || q.elem_count() == 0
         || !q.device().is_cpu()
         || q.dtype() == DType::F64
+        || options.products.any()
     {
         let rows = sequences.iter().enumerate().map(|(row, sequence)| {
             let CachedSequence { k, v, keys } = *sequence;

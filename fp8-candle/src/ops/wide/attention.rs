@@ -3,6 +3,7 @@
 use crate::base::data::attention::Attention;
 use crate::base::error::Result;
 use crate::device::cpu::elements::to_bf16;
+use crate::graph::wide::reader::Head;
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::{AttentionOptions, rope};
 use candle_core::Tensor;
@@ -40,6 +41,9 @@ impl WideNode {
         let mut attention = Attention::new(tensors, options, true)?;
         let dtype = tensors[0].dtype();
         let ids = qkv.map(|x| x.id);
+        if attention.products.any() {
+            return self.fp8_attention(attention, tensors.map(Tensor::clone), ids);
+        }
         // Copies in bf16 give the same bits where the products are in bf16.
         let copies = match attention.reads_bf16_copies(tensors[0])? {
             true => tensors.map(to_bf16),
@@ -48,12 +52,46 @@ impl WideNode {
         let [q, k, v] = copies;
         let copies = [q?, k?, v?];
         let (tensor, saved) = attention.forward(copies.each_ref(), dtype)?;
-        let kept = self.keep_heads(copies, ids.iter().any(Option::is_some))?;
-        attention.normalizes = kept.rounds();
+        let is_tracked = ids.iter().any(Option::is_some);
+        let [q, k, v] = copies.map(|x| self.keep_head(x, is_tracked));
+        let kept = [q?, k?, v?];
+        attention.normalizes = kept.iter().any(Head::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let qkv = kept.get()?;
+            let [q, k, v] = kept.each_ref().map(Head::get);
+            let qkv = [q?, k?, v?];
             let grads = attention.backward(qkv.each_ref(), &saved, grad, wanted)?;
+            for (id, grad) in ids.into_iter().zip(grads) {
+                if let Some(grad) = grad {
+                    sweep.add(id, grad.to_dtype(dtype)?)?;
+                }
+            }
+            Ok(())
+        }))
+    }
+
+    /// Attention with products in FP8, which keeps the codes that it multiplies; what other products read is kept as elsewhere.
+    fn fp8_attention(
+        &mut self,
+        mut attention: Attention,
+        qkv: [Tensor; 3],
+        ids: [Option<usize>; 3],
+    ) -> Result<Wide> {
+        let dtype = qkv[0].dtype();
+        let (tensor, mut saved) = attention.forward(qkv.each_ref(), dtype)?;
+        let is_tracked = ids.iter().any(Option::is_some);
+        let values = saved.take_values();
+        let values = values.map(|x| x.map(|x| self.keep_head(x, is_tracked)).transpose());
+        let [q, k, v] = values;
+        let kept = [q?, k?, v?];
+        // Scores in FP8 have their own codes, whatever else is rounded.
+        attention.normalizes =
+            !attention.products.scores && kept[..2].iter().flatten().any(Head::rounds);
+        Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
+            let wanted = ids.map(|id| id.is_some());
+            let [q, k, v] = (kept.each_ref()).map(|x| x.as_ref().map(Head::get).transpose());
+            let saved = saved.with_values([q?, k?, v?]);
+            let grads = attention.saved_gradients(&saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
                 if let Some(grad) = grad {
                     sweep.add(id, grad.to_dtype(dtype)?)?;

@@ -7,6 +7,7 @@
 
 use super::super::scratch::Scratch;
 use super::block::{Block, QUERIES};
+use super::cast::cast_row;
 use super::layout::PANEL;
 use super::pack::Packer;
 use super::rows::{self, Row};
@@ -18,11 +19,18 @@ use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks::for_each;
 use fp8_core::HighPrecision;
 
-/// Writes every element of those `gradients` of q, k and v that are wanted. `views`: q, k, v and the gradient of the result.
+/// The operands of the products, as [`BackwardOperands`](crate::base::data::attention_products::BackwardOperands) has them.
+pub(super) struct Views<'a> {
+    pub(super) scores: [View<'a>; 2],
+    pub(super) grad_probabilities: [View<'a>; 2],
+    pub(super) grad_inputs: [View<'a>; 3],
+}
+
+/// Writes every element of those `gradients` of q, k and v that are wanted.
 pub(super) fn backward<U: Units, T: HighPrecision>(
     units: U,
     attention: &Attention,
-    views: [View<'_>; 4],
+    views: Views<'_>,
     lse: &[f32],
     gradients: [Option<Output<'_, T>>; 3],
 ) {
@@ -69,7 +77,7 @@ struct KeySums {
 struct Pass<'a, U, T> {
     units: U,
     attention: &'a Attention,
-    views: [View<'a>; 4],
+    views: Views<'a>,
     lse: &'a [f32],
     gradients: [Option<Output<'a, T>>; 3],
     split: &'a Split,
@@ -79,7 +87,9 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
     /// Writes the gradient of q for the blocks of a task, and returns the sums for its keys.
     fn task(&self, task: usize) -> KeySums {
         let (attention, units, split) = (self.attention, self.units, self.split);
-        let [q, k, v, grad] = &self.views;
+        let [q, k] = &self.views.scores;
+        let [grad, v] = &self.views.grad_probabilities;
+        let [q_values, k_values, grad_values] = &self.views.grad_inputs;
         let [dq, dk, dv] = self.gradients;
         let scale = attention.softmax_scale as f32;
         let mut packer = Packer::new(units, attention);
@@ -93,7 +103,7 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
         packer.panels(k, at, keys.clone(), &mut k_panels);
         packer.panels(v, at, keys.clone(), &mut v_panels);
         if dq.is_some() {
-            packer.columns(k, at, keys.clone(), &mut k_columns);
+            packer.columns(k_values, at, keys.clone(), &mut k_columns);
         }
         let sums_of = |wanted: bool| vec![0f32; if wanted { panels * PANEL * padded } else { 0 }];
         let mut sums = KeySums {
@@ -141,6 +151,13 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 let kept = rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
                 let lse = (!attention.normalizes).then_some(lse[row]);
                 p.gradients(scale, lse, &mut ds, kept);
+                let products = attention.products;
+                if products.grad_inputs && dv.is_some() {
+                    cast_row(products.format, p.values, 1.0, None);
+                }
+                if products.grad_inputs && (dq.is_some() || dk.is_some()) {
+                    cast_row(products.grad_format, ds.values, 1.0, None);
+                }
             }
             let weights_of = |values: &[f32], to: &mut [u32]| {
                 let panel = block.steps::<U>() * PANEL;
@@ -156,13 +173,13 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 }
             };
             if dv.is_some() {
-                packer.columns(grad, at, queries.clone(), &mut grad_columns);
+                packer.columns(grad_values, at, queries.clone(), &mut grad_columns);
                 weights_of(&p, &mut p_columns);
                 let to = &mut sums.dv[skipped * padded..];
                 block.add_to_keys(units, padded, &p_columns, &grad_columns, to);
             }
             if dk.is_some() {
-                packer.columns(q, at, queries.clone(), &mut q_columns);
+                packer.columns(q_values, at, queries.clone(), &mut q_columns);
                 weights_of(&ds, &mut ds_columns);
                 let to = &mut sums.dk[skipped * padded..];
                 block.add_to_keys(units, padded, &ds_columns, &q_columns, to);

@@ -4,8 +4,9 @@ use super::super::elements::{Element, for_narrow, storage};
 use super::choose::with_units;
 use super::few::{self, Few};
 use super::forward;
-use super::source::{self, Output, View, with_views};
+use super::source::{self, Output, Scales, View, with_views};
 use crate::base::data::attention::{Attention, CacheSide};
+use crate::base::data::attention_products::Operand;
 use crate::base::error::Result;
 use crate::base::parallel::tasks::for_each;
 use candle_core::{Storage, Tensor};
@@ -29,7 +30,8 @@ pub(crate) fn cached(q: &Tensor, calls: &[(Attention, [CacheSide<'_>; 2])]) -> R
     for ((attention, sides), locks) in calls.iter().zip(&locks) {
         let view = |i: usize| {
             let (storage, layout) = &locks[i];
-            View::new(attention, storage, layout, sides[i].fp8)
+            let fp8 = (sides[i].fp8).map(|(format, scales)| (format, Scales::Heads(scales)));
+            View::new(attention, storage, layout, fp8)
         };
         caches.push((attention, view(0)?, view(1)?));
     }
@@ -40,7 +42,7 @@ pub(crate) fn cached(q: &Tensor, calls: &[(Attention, [CacheSide<'_>; 2])]) -> R
     let dtype = q.dtype();
     with_views(
         &whole,
-        [q],
+        [Operand::Values(q)],
         |[q]| for_narrow!("attention", "q", dtype, T => run::<T>(&whole, q, &caches)),
     )
 }

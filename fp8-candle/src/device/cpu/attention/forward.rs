@@ -2,6 +2,7 @@
 
 use super::super::scratch::Scratch;
 use super::block::{Block, QUERIES};
+use super::cast::cast_row;
 use super::layout::PANEL;
 use super::pack::Packer;
 use super::rows::{self, Row};
@@ -88,6 +89,13 @@ impl<U: Units> Pass<'_, U> {
                     let (largest, total) = seen.exponentials(scale, kept);
                     totals[row] = total;
                     log[0] = largest + total.ln();
+                    if attention.products.values {
+                        let format = attention.products.format;
+                        // The largest probability is 1 / total, unless it is dropped.
+                        let amax = attention.dropout.is_none().then(|| total.recip());
+                        cast_row(format, seen.values, total.recip(), amax);
+                        totals[row] = 1.0;
+                    }
                 }
                 self.units.cells_in_place(scores);
                 let place = pair * attention.queries + query;

@@ -11,6 +11,7 @@
 mod backward;
 mod block;
 mod cached;
+mod cast;
 mod choose;
 mod f32_units;
 mod few;
@@ -30,8 +31,10 @@ pub(crate) use cached::cached;
 
 use super::elements::{Element, for_narrow, storage, tensor, with_scales};
 use crate::base::data::attention::Attention;
+use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
+use backward::Views;
 use candle_core::{DType, Storage, Tensor};
 use choose::with_units;
 use source::{Output, View, with_views};
@@ -54,12 +57,8 @@ impl FusedAttention for CpuAttention {
         qkv: [&Tensor; 3],
         out_dtype: DType,
     ) -> Result<(Storage, Tensor)> {
-        let in_bf16 = attention.in_bf16(qkv[0].dtype());
-        with_views(attention, qkv, |views| {
-            for_narrow!("attention", "the result", out_dtype, T => {
-                forward::<T>(attention, in_bf16, views)
-            })
-        })
+        let dtypes = [qkv[0].dtype(), out_dtype];
+        self.forward_fp8(attention, qkv.map(Operand::Values), dtypes)
     }
 
     fn backward(
@@ -70,14 +69,57 @@ impl FusedAttention for CpuAttention {
         grad: &Tensor,
         wanted: [bool; 3],
     ) -> Result<[Option<Tensor>; 3]> {
-        let in_bf16 = attention.in_bf16(qkv[0].dtype());
-        let [q, k, v] = qkv;
-        with_scales("attention", lse, |lse| {
-            with_views(attention, [q, k, v, grad], |views| {
-                for_narrow!("attention", "the result", grad.dtype(), T => {
-                    backward::<T>(attention, in_bf16, views, lse, wanted)
-                })
+        let dtypes = [qkv[0].dtype(), grad.dtype()];
+        let ([q, k, v], grad) = (qkv.map(Operand::Values), Operand::Values(grad));
+        let operands = BackwardOperands {
+            scores: [q, k],
+            grad_probabilities: [grad, v],
+            grad_inputs: [q, k, grad],
+        };
+        self.backward_fp8(attention, operands, lse, dtypes, wanted)
+    }
+
+    fn forward_fp8(
+        &self,
+        attention: &Attention,
+        qkv: [Operand<'_>; 3],
+        [dtype, out_dtype]: [DType; 2],
+    ) -> Result<(Storage, Tensor)> {
+        let [in_bf16, _] = attention.exact_in_bf16(dtype);
+        with_views(attention, qkv, |views| {
+            for_narrow!("attention", "the result", out_dtype, T => {
+                forward::<T>(attention, in_bf16, views)
             })
+        })
+    }
+
+    fn backward_fp8(
+        &self,
+        attention: &Attention,
+        operands: BackwardOperands<'_>,
+        lse: &Tensor,
+        [dtype, out_dtype]: [DType; 2],
+        wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        let [_, in_bf16] = attention.exact_in_bf16(dtype);
+        let ([q, k], [grad, v]) = (operands.scores, operands.grad_probabilities);
+        let [q_values, k_values, grad_values] = operands.grad_inputs;
+        let all = [q, k, grad, v, q_values, k_values, grad_values];
+        with_scales("attention", lse, |lse| {
+            with_views(
+                attention,
+                all,
+                |[q, k, grad, v, q_values, k_values, grad_values]| {
+                    let views = Views {
+                        scores: [q, k],
+                        grad_probabilities: [grad, v],
+                        grad_inputs: [q_values, k_values, grad_values],
+                    };
+                    for_narrow!("attention", "the result", out_dtype, T => {
+                        backward::<T>(attention, in_bf16, views, lse, wanted)
+                    })
+                },
+            )
         })
     }
 }
@@ -109,7 +151,7 @@ fn forward<T: Element>(
 fn backward<T: Element>(
     attention: &Attention,
     in_bf16: bool,
-    views: [View<'_>; 4],
+    views: Views<'_>,
     lse: &[f32],
     wanted: [bool; 3],
 ) -> Result<[Option<Tensor>; 3]> {

@@ -2,10 +2,11 @@
 
 use crate::base::check::narrow_error;
 use crate::base::data::attention::Attention;
-use crate::base::error::Result;
+use crate::base::data::attention_products::Operand;
+use crate::base::error::{Result, internal};
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
-use candle_core::{CpuStorage, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, Layout, Storage};
 use fp8_core::{Format, HighPrecision};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
@@ -17,8 +18,24 @@ enum Values<'a> {
     F32(&'a [f32]),
     BF16(&'a [bf16]),
     F16(&'a [f16]),
-    /// Codes of a format, and the dequant_scale of each head.
-    Fp8(&'a [u8], Format, &'a [f32]),
+    Codes(Codes<'a>),
+}
+
+/// FP8 codes of a contiguous tensor.
+#[derive(Clone, Copy)]
+struct Codes<'a> {
+    codes: &'a [u8],
+    format: Format,
+    dequant_scales: Scales<'a>,
+}
+
+/// The dequant_scales of codes.
+#[derive(Clone, Copy)]
+pub(super) enum Scales<'a> {
+    /// One for each head.
+    Heads(&'a [f32]),
+    /// One for each row of features, in order.
+    Rows(&'a [f32]),
 }
 
 /// A tensor of batch entries, heads, tokens and features, in the layout of a call.
@@ -49,23 +66,40 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Calls `f` with views of tensors, which are copied first if their features are not neighbours.
+/// Calls `f` with views of operands. Tensors are copied first if their features are not neighbours.
 pub(super) fn with_views<const N: usize, Out>(
     attention: &Attention,
-    tensors: [&Tensor; N],
+    operands: [Operand<'_>; N],
     f: impl FnOnce([View<'_>; N]) -> Result<Out>,
 ) -> Result<Out> {
-    let tensors = tensors.map(|x| match x.stride() {
-        [.., last] if *last == 1 || attention.head_dim == 1 => Ok(x.clone()),
-        _ => x.contiguous(),
+    let tensors = operands.map(|operand| match operand {
+        Operand::Values(x) | Operand::Codes { codes: x, .. } => match x.stride() {
+            [.., last] if *last == 1 || attention.head_dim == 1 => Ok(x.clone()),
+            _ => x.contiguous(),
+        },
     });
     let tensors = tensors
         .into_iter()
         .collect::<candle_core::Result<Vec<_>>>()?;
     let guards: Vec<_> = tensors.iter().map(|x| x.storage_and_layout()).collect();
+    let scales = operands.map(|operand| match operand {
+        Operand::Values(_) => None,
+        Operand::Codes {
+            dequant_scale,
+            format,
+            ..
+        } => Some((dequant_scale.storage_and_layout().0, format)),
+    });
     let mut views = Vec::with_capacity(N);
-    for (storage, layout) in &guards {
-        views.push(View::new(attention, storage, layout, None)?);
+    for ((storage, layout), scales) in guards.iter().zip(&scales) {
+        let fp8 = match scales {
+            None => None,
+            Some((storage, format)) => match &**storage {
+                Storage::Cpu(CpuStorage::F32(scales)) => Some((*format, Scales::Rows(scales))),
+                _ => internal!("scales of attention that are not f32 in host memory"),
+            },
+        };
+        views.push(View::new(attention, storage, layout, fp8)?);
     }
     match <[View<'_>; N]>::try_from(views) {
         Ok(views) => f(views),
@@ -82,20 +116,29 @@ fn outer_strides(attention: &Attention, strides: &[usize]) -> [usize; 3] {
 }
 
 impl<'a> View<'a> {
-    /// A tensor with neighbouring features; with `fp8`, codes of this format and their dequant_scales, one per head.
+    /// A tensor with neighbouring features; with `fp8`, codes of this format with dequant_scales.
     pub(super) fn new(
         attention: &Attention,
         storage: &'a Storage,
         layout: &Layout,
-        fp8: Option<(Format, &'a [f32])>,
+        fp8: Option<(Format, Scales<'a>)>,
     ) -> Result<Self> {
         let start = layout.start_offset();
         let values = match (storage, fp8) {
             (Storage::Cpu(CpuStorage::F32(values)), None) => Values::F32(&values[start..]),
             (Storage::Cpu(CpuStorage::BF16(values)), None) => Values::BF16(&values[start..]),
             (Storage::Cpu(CpuStorage::F16(values)), None) => Values::F16(&values[start..]),
-            (Storage::Cpu(CpuStorage::U8(codes)), Some((format, scales))) => {
-                Values::Fp8(&codes[start..], format, scales)
+            (Storage::Cpu(CpuStorage::U8(codes)), Some((format, dequant_scales))) => {
+                if let Scales::Rows(scales) = dequant_scales
+                    && (start != 0 || scales.len() * attention.head_dim != codes.len())
+                {
+                    internal!("codes of attention that are a part, or have other scales");
+                }
+                Values::Codes(Codes {
+                    codes: &codes[start..],
+                    format,
+                    dequant_scales,
+                })
             }
             _ => {
                 return Err(narrow_error(
@@ -134,14 +177,8 @@ impl<'a> View<'a> {
             }
             Values::BF16(values) => widen_rows(&values[start..], stride, features, count, buffer),
             Values::F16(values) => widen_rows(&values[start..], stride, features, count, buffer),
-            Values::Fp8(codes, format, dequant_scales) => {
-                // Tokens that are neighbours in memory at once.
-                let rows = if stride == features { count.max(1) } else { 1 };
-                let parts = buffer[..count * features].chunks_exact_mut(rows * features);
-                for (part, to) in parts.enumerate() {
-                    let codes = &codes[start + part * rows * stride..][..to.len()];
-                    fp8_core::decode(format, codes, dequant_scales[at[1]], to);
-                }
+            Values::Codes(codes) => {
+                codes.decode_rows(at[1], [start, stride], features, count, buffer)
             }
         }
         Tokens {
@@ -184,6 +221,34 @@ impl<'a> View<'a> {
                 before.is_empty().then_some((pairs, stride / 2))
             }
             _ => None,
+        }
+    }
+}
+
+impl Codes<'_> {
+    /// `count` rows of `features` values of a head, `stride` apart, in f32.
+    fn decode_rows(
+        &self,
+        head: usize,
+        [start, stride]: [usize; 2],
+        features: usize,
+        count: usize,
+        buffer: &mut [f32],
+    ) {
+        // With one scale, rows that are neighbours in memory are decoded at once.
+        let rows = match self.dequant_scales {
+            Scales::Heads(_) if stride == features => count.max(1),
+            _ => 1,
+        };
+        let parts = buffer[..count * features].chunks_exact_mut(rows * features);
+        for (part, to) in parts.enumerate() {
+            let at = start + part * rows * stride;
+            let dequant_scale = match self.dequant_scales {
+                Scales::Heads(scales) => scales[head],
+                Scales::Rows(scales) => scales[at / features],
+            };
+            let codes = &self.codes[at..at + to.len()];
+            fp8_core::decode(self.format, codes, dequant_scale, to);
         }
     }
 }

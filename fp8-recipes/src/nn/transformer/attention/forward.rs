@@ -2,6 +2,7 @@
 
 use super::{MultiheadAttention, Projections};
 use crate::array::{Array, Layer};
+use crate::autocast::current;
 use crate::error::{LayerError, Result};
 use crate::nn::linear::joint;
 use crate::nn::ops::AttentionOptions;
@@ -29,7 +30,10 @@ impl MultiheadAttention {
 
     fn options(&self, inputs: &LayerInputs<'_>) -> AttentionOptions {
         let seed = inputs.seed(self.out.path(), 0);
-        (self.config).options(inputs.key_lengths.clone(), seed)
+        let products = current().map(|context| context.attention(self.out.fp8_state().as_deref()));
+        (self.config)
+            .options(inputs.key_lengths.clone(), seed)
+            .with_products(products.unwrap_or_default())
     }
 
     /// Batch size and number of tokens of x; an error for options and inputs that do not fit them. `past`: tokens before those of x.
