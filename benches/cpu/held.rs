@@ -6,6 +6,7 @@ use crate::session::{Session, Times};
 use crate::training::{alone, sized, text};
 use anyhow::Result;
 use candle_core::{Device, Tensor};
+use fp8::config::KeptActivations;
 use fp8::fp8_autocast;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -66,22 +67,27 @@ const BATCH: usize = 8;
 
 /// A row with the ratio and one with our bytes, for each recipe.
 pub fn run(session: &Session) -> Result<()> {
-    for (recipe, recomputes) in [
-        ("f32", false),
-        ("tensorwise", false),
-        ("delayed", false),
-        ("delayed", true),
+    use KeptActivations::HighPrecision;
+    for (recipe, recomputes, kept) in [
+        ("f32", false, HighPrecision),
+        ("tensorwise", false, HighPrecision),
+        ("delayed", false, HighPrecision),
+        ("delayed", true, HighPrecision),
+        ("delayed", false, KeptActivations::fp8()),
+        ("delayed", true, KeptActivations::fp8()),
     ] {
-        // The bar for recomputation, which is there to save memory, is 0.55 of torch's bytes.
-        let (how, bar) = match recomputes {
-            true => (", recomputing", Some(1. / 0.55)),
-            false => ("", None),
+        // The bars are shares of torch's bytes: options that are there to save memory.
+        let (how, bar) = match (recomputes, kept) {
+            (true, HighPrecision) => (", recomputing", Some(1. / 0.55)),
+            (false, HighPrecision) => ("", None),
+            (true, _) => (", activations in FP8, recomputing", Some(1. / 0.35)),
+            (false, _) => (", activations in FP8", Some(1. / 0.55)),
         };
         let case = session.name(format!("block kept for backward, {recipe}{how}"));
         if !session.wants(&case) {
             continue;
         }
-        let ours = bytes_per_token(recipe, recomputes)?;
+        let ours = bytes_per_token(recipe, recomputes, kept)?;
         let ratio = torch_bytes_per_token() / ours;
         let times = Times::default();
         session.report(case.clone(), (Metric::KeptRatio, ratio), bar, times, None)?;
@@ -91,16 +97,21 @@ pub fn run(session: &Session) -> Result<()> {
 }
 
 /// The bytes that a second block adds, without those that do not grow with the batch: weights and their codes.
-fn bytes_per_token(recipe: &str, recomputes: bool) -> Result<f64> {
-    let held = |layers, batch| held(recipe, recomputes, layers, batch);
+fn bytes_per_token(recipe: &str, recomputes: bool, kept: KeptActivations) -> Result<f64> {
+    let held = |layers, batch| held((recipe, recomputes, kept), layers, batch);
     let two = held(2, 2 * BATCH)? - held(2, BATCH)?;
     let one = held(1, 2 * BATCH)? - held(1, BATCH)?;
     Ok((two - one) as f64 / (BATCH * CONTEXT) as f64)
 }
 
 /// The bytes that a forward pass leaves allocated for the backward pass.
-fn held(recipe: &str, recomputes: bool, layers: usize, batch: usize) -> Result<isize> {
-    let settings = sized(HIDDEN, layers, HEADS, CONTEXT, batch);
+fn held(
+    (recipe, recomputes, kept): (&str, bool, KeptActivations),
+    layers: usize,
+    batch: usize,
+) -> Result<isize> {
+    let mut settings = sized(HIDDEN, layers, HEADS, CONTEXT, batch);
+    settings.kept = kept;
     let data = text(&settings)?;
     let mut run = Run::new(recipe, &settings, &Device::Cpu, &alone()?)?;
     run.model.set_recomputation(recomputes);

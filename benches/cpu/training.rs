@@ -9,6 +9,7 @@ use crate::settings::{Moments, Settings};
 use crate::timing::median;
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
+use fp8::config::KeptActivations;
 use fp8::ranks::ProcessGroup;
 use fp8::training::StepRecord;
 use std::path::Path;
@@ -41,7 +42,8 @@ pub fn run(session: &Session) -> Result<()> {
         }
     }
     scaled_against_delayed(session)?;
-    moments_against_f32(session)
+    moments_against_f32(session)?;
+    kept_in_fp8(session)
 }
 
 /// With a context of 256: parameters, hidden size, layers, heads. The last is GPT-2 small with a vocabulary of 256 tokens, as
@@ -94,6 +96,37 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
     };
     let value = (Metric::StepRatioDelayed, delayed / ours);
     session.report(case, value, Some(1. / 1.3), times, None)
+}
+
+/// `delayed` that keeps activations in FP8, against `delayed` that keeps them as they are.
+fn kept_in_fp8(session: &Session) -> Result<()> {
+    let (name, hidden, layers, heads) = LARGER[0];
+    let sizes = [
+        (String::new(), Settings::default()),
+        (format!(", {name}"), sized(hidden, layers, heads, 256, 8)),
+    ];
+    for (name, plain) in sizes {
+        let case = session.name(format!("train_gpt step delayed{name}, activations in FP8"));
+        let wanted = match name.is_empty() {
+            true => session.wants(&case),
+            false => session.wants_large(&case),
+        };
+        if !wanted {
+            continue;
+        }
+        let ours = Settings {
+            kept: KeptActivations::fp8(),
+            ..plain.clone()
+        };
+        let [ours, plain] = race(session, &case, [("delayed", &ours), ("delayed", &plain)])?;
+        let times = Times {
+            ours: Some(ours),
+            ..Times::default()
+        };
+        let value = (Metric::StepRatioDelayed, plain / ours);
+        session.report(case, value, Some(1. / 1.03), times, None)?;
+    }
+    Ok(())
 }
 
 /// `delayed` with moments in FP8, against moments in f32.

@@ -145,7 +145,11 @@ impl Shape {
                     scale.to_le_bytes().to_vec(),
                 )
             }
-            Kind::Microscaling => ("weight_scale", "U8", [rows, columns / 32], vec![114]),
+            Kind::Microscaling => {
+                // As amaxes of groups vary: a few powers of two, in no order.
+                let bytes = pattern(1 << 14, |bits| vec![112 + (bits % 5) as u8]);
+                ("weight_scale", "U8", [rows, columns / 32], bytes)
+            }
         };
         let mut codes = tensor(
             format!("{path}.weight"),
@@ -154,22 +158,23 @@ impl Shape {
             1,
             None,
         );
-        codes.fill = self.dense.then(|| pattern(|bits| vec![bits as u8 & 0xbf]));
+        codes.fill = self
+            .dense
+            .then(|| pattern(DENSE, |bits| vec![bits as u8 & 0xbf]));
         tensors.push(codes);
-        let bytes = fill.len();
-        tensors.push(tensor(
-            format!("{path}.{suffix}"),
-            dtype,
-            shape,
-            bytes,
-            Some(fill),
-        ));
+        let element = match dtype {
+            "F32" => 4,
+            "BF16" => 2,
+            _ => 1,
+        };
+        let name = format!("{path}.{suffix}");
+        tensors.push(tensor(name, dtype, shape, element, Some(fill)));
     }
 
     fn values(&self, name: &str, shape: [usize; 2]) -> Tensor {
         let fill = self
             .dense
-            .then(|| pattern(|bits| bf16((bits as i16) as f32 * 2e-6)));
+            .then(|| pattern(DENSE, |bits| bf16((bits as i16) as f32 * 2e-6)));
         tensor(name.into(), "BF16", shape, 2, fill)
     }
 }
@@ -200,8 +205,11 @@ fn bf16(value: f32) -> Vec<u8> {
     half::bf16::from_f32(value).to_le_bytes().to_vec()
 }
 
-/// A MiB of what `value` makes of pseudorandom bits.
-fn pattern(value: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
+/// Bytes of the pattern of weights.
+const DENSE: usize = 1 << 20;
+
+/// `len` bytes of what `value` makes of pseudorandom bits.
+fn pattern(len: usize, value: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
     let mut state = 1u64;
     let mut bits = || {
         state = state
@@ -210,7 +218,7 @@ fn pattern(value: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
         (state >> 33) as u32
     };
     let mut bytes = vec![];
-    while bytes.len() < 1 << 20 {
+    while bytes.len() < len {
         bytes.extend(value(bits()));
     }
     bytes

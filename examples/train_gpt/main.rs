@@ -52,7 +52,7 @@ use gpt::attention::Operands;
 use ranks::{Parallel, Ranks, Travel};
 use record::STATS;
 use run::Run;
-use settings::{Moments, Settings, saved_settings};
+use settings::{Kept, Moments, Settings, saved_settings};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,6 +85,9 @@ struct Args {
     /// How the optimizer keeps its moments: 8 bytes of each parameter, or about 2 [default: f32]
     #[arg(long)]
     moments: Option<Moments>,
+    /// With FP8 recipes, how blocks keep what their backward pass reads besides the codes of products [default: f32]
+    #[arg(long)]
+    kept: Option<Kept>,
     /// Features of a token, an even number for each head [default: 256]
     #[arg(long)]
     hidden: Option<usize>,
@@ -153,6 +156,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         settings.batch = args.batch.unwrap_or(settings.batch);
         settings.micro_batches = args.micro_batches.unwrap_or(ranks.group.size());
         settings.moments = args.moments.map_or(settings.moments, Into::into);
+        settings.kept = args.kept.map_or(settings.kept, Into::into);
         settings.model.attention = args.attention;
         for (size, asked) in sizes(&mut settings.model, args) {
             *size = asked.unwrap_or(*size);
@@ -188,6 +192,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
             moments.is_none_or(|moments: MomentStorage| moments == settings.moments),
             "--moments: the run was begun with another storage"
         );
+        same("--kept", args.kept.map(Into::into).as_ref(), &settings.kept)?;
         if args.attention.is_some() {
             let saved = settings.model.attention;
             same("--attention", Some(&args.attention), &saved)?;

@@ -87,6 +87,10 @@ impl Run {
             }
             _ => recipe,
         };
+        let recipe = recipe.map(|recipe| match recipe {
+            Recipe::Linear(config) => config.with_kept_activations(settings.kept).into(),
+            other => other,
+        });
         let (mut gpt, seed) = (settings.model.clone(), settings.seed);
         (gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
         let (model, mut weights) = match (name, matmul) {

@@ -5,6 +5,7 @@ use crate::runs::checkpoints;
 use crate::weights;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use fp8::config::KeptActivations;
 use fp8::optim::{Fp8Moments, MomentStorage};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -23,6 +24,9 @@ pub struct Settings {
     /// How the optimizer keeps its moments.
     #[serde(default)]
     pub moments: MomentStorage,
+    /// How blocks keep activations for the backward pass, with an FP8 recipe.
+    #[serde(default)]
+    pub kept: KeptActivations,
     pub model: GptConfig,
     pub data: String,
     /// Layers that `auto` left in high precision: a resumed run does not measure again. None before it has chosen.
@@ -40,6 +44,7 @@ impl Default for Settings {
             micro_batches: 1,
             learning_rate: 6e-4,
             moments: MomentStorage::F32,
+            kept: KeptActivations::HighPrecision,
             model: GptConfig::default(),
             data: String::new(),
             slow_layers: None,
@@ -63,6 +68,23 @@ impl From<Moments> for MomentStorage {
             Moments::F32 => Self::F32,
             Moments::Fp8 => Self::Fp8(Fp8Moments::default().with_stochastic(true)),
             Moments::Fp8Nearest => Self::Fp8(Fp8Moments::default().with_stochastic(false)),
+        }
+    }
+}
+
+/// The choice of `--kept`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kept {
+    F32,
+    /// Codes with a scale for 128 features.
+    Fp8,
+}
+
+impl From<Kept> for KeptActivations {
+    fn from(kept: Kept) -> Self {
+        match kept {
+            Kept::F32 => Self::HighPrecision,
+            Kept::Fp8 => Self::fp8(),
         }
     }
 }

@@ -7,8 +7,7 @@ use crate::source::{self, MAX_TEXT};
 use crate::usage::{Usage, at_least};
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
-use fp8::fp8_candle::Fp8Tensor;
-use fp8::fp8_files::search::SearchOptions;
+use fp8::fp8_files::search::{Chosen, SearchOptions};
 use fp8::models::{Model, OutputError, find_codes};
 use fp8::rewrite::{self, QuantizeOptions, Relation, Scheme, Spelling, WriteOptions};
 use std::collections::BTreeMap;
@@ -128,14 +127,14 @@ impl Choice {
         let Some(text) = &self.search else {
             return Ok(options);
         };
-        let codes = search(
+        let chosen = search(
             model,
             weights,
             text,
             self.samples.unwrap_or(SEARCHED),
             &options,
         )?;
-        Ok(options.with_codes(codes))
+        Ok(options.with_chosen(chosen))
     }
 }
 
@@ -228,14 +227,14 @@ fn calibrate(
     Ok(amaxes)
 }
 
-/// The codes of the layers that `options` quantize, found on a text.
+/// The codes of the layers that `options` quantize, and shifts of norms, found on a text.
 fn search(
     source: &crate::model::Source,
     weights: &dyn rewrite::Source,
     text: &Path,
     samples: usize,
     options: &QuantizeOptions,
-) -> Result<BTreeMap<String, Fp8Tensor>> {
+) -> Result<Chosen> {
     let mut run = Run::new(source, text)?;
     source.merge_adapter(&mut run.model)?;
     let samples = run.samples(samples);
@@ -260,5 +259,9 @@ fn search(
         mean(|layer| layer.found) * 100.,
         mean(|layer| layer.plain) * 100.
     );
-    Ok(found.codes)
+    if let Some(first) = found.shifted.first() {
+        let count = found.shifted.len();
+        eprintln!("outliers moved into the weights after {count} norms, `{first}` first");
+    }
+    Ok(found.chosen)
 }

@@ -236,6 +236,23 @@ impl ScaleGrid {
         row / self.block_rows * self.scale_cols + col / self.block_cols
     }
 
+    /// The grid of a matrix of `rows` rows with the same columns and blocks.
+    ///
+    /// ```
+    /// use fp8_core::ScaleGrid;
+    ///
+    /// let groups = ScaleGrid::new(100, 300, 1, 128)?;
+    /// assert_eq!(groups.of_rows(7), ScaleGrid::new(7, 300, 1, 128)?);
+    /// # Ok::<(), fp8_core::GridError>(())
+    /// ```
+    pub fn of_rows(&self, rows: usize) -> Self {
+        Self {
+            rows,
+            scale_rows: rows.div_ceil(self.block_rows),
+            ..*self
+        }
+    }
+
     /// The grid of the transposed matrix.
     pub fn transpose(&self) -> Self {
         Self {

@@ -50,6 +50,7 @@ mod philox;
 mod rows;
 pub mod scaled;
 mod scaling;
+mod setters;
 mod slice;
 mod types;
 

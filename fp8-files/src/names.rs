@@ -24,7 +24,7 @@ pub(crate) fn split(name: &str) -> (&str, &str) {
 }
 
 /// The name of the weight of the layer at `path`.
-pub(crate) fn weight_name(path: &str) -> String {
+pub fn weight_name(path: &str) -> String {
     join(path, "weight")
 }
 

@@ -1,9 +1,10 @@
 //! The configuration of loss scaling.
 
+use fp8_core::setters;
 use serde::{Deserialize, Serialize};
 
 use super::error::Result;
-use super::settings::{check, check_limit, field_setters};
+use super::settings::{check, check_limit};
 
 /// The lowest loss scale. It and its reciprocal are normal f32 numbers.
 const LOWEST: f64 = 1. / (1u128 << 126) as f64;
@@ -62,18 +63,18 @@ impl Default for LossScalerConfig {
     }
 }
 
-impl LossScalerConfig {
-    field_setters! {
-        with_initial_loss_scale(initial_loss_scale: f64);
-        with_growth_factor(growth_factor: f64);
-        with_growth_interval(growth_interval: u64);
-        with_backoff_factor(backoff_factor: f64);
-        with_max_loss_scale(max_loss_scale: f64);
-        with_min_loss_scale(min_loss_scale: f64);
-        with_f32_gradients(f32_gradients: bool);
-        with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
-    }
+setters! { LossScalerConfig:
+    with_initial_loss_scale(initial_loss_scale: f64);
+    with_growth_factor(growth_factor: f64);
+    with_growth_interval(growth_interval: u64);
+    with_backoff_factor(backoff_factor: f64);
+    with_max_loss_scale(max_loss_scale: f64);
+    with_min_loss_scale(min_loss_scale: f64);
+    with_f32_gradients(f32_gradients: bool);
+    with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
+}
 
+impl LossScalerConfig {
     /// Checks that loss scales are powers of two from 2^-126 to 2^126, the first one between floor and cap, and that factors are
     /// powers of two on their side of 1.
     ///

@@ -96,15 +96,3 @@ pub(super) fn check(name: &'static str, value: f64, ok: bool, allowed: &'static 
         allowed,
     })
 }
-
-/// Setters that return the configuration with one field replaced.
-macro_rules! field_setters {
-    ($($setter:ident($field:ident: $type:ty);)+) => {$(
-        #[doc = concat!("Replaces [`Self::", stringify!($field), "`].")]
-        pub fn $setter(mut self, $field: $type) -> Self {
-            self.$field = $field.into();
-            self
-        }
-    )+};
-}
-pub(super) use field_setters;

@@ -1,5 +1,6 @@
 //! Stochastic gradient descent: hyperparameters, momentum, formula.
 
+use fp8_core::setters;
 use serde::{Deserialize, Serialize};
 
 use super::engine::Engine;
@@ -12,7 +13,7 @@ use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
 use super::scaled::parameter::ScaledParameter;
 use super::scaled::rule::{Extents, ScaledPlan, ScaledRule};
 use super::scaled::size::{Window, factor, value};
-use super::settings::{DecayScope, Settings, check, field_setters};
+use super::settings::{DecayScope, Settings, check};
 
 /// Stochastic gradient descent over named variables, with momentum, dampening, Nesterov's momentum and weight decay as in
 /// [`torch.optim.SGD`](https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html), and a state that can be saved.
@@ -98,21 +99,21 @@ impl Default for SgdConfig {
     }
 }
 
-impl SgdConfig {
-    field_setters! {
-        with_lr(lr: f64);
-        with_momentum(momentum: f64);
-        with_dampening(dampening: f64);
-        with_nesterov(nesterov: bool);
-        with_weight_decay(weight_decay: f64);
-        with_decay_scope(decay_scope: DecayScope);
-        with_max_grad_norm(max_grad_norm: f64);
-        with_masters(masters: MasterDType);
-        with_moments(moments: MomentStorage);
-        with_seed(seed: u64);
-        with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
-    }
+setters! { SgdConfig:
+    with_lr(lr: f64);
+    with_momentum(momentum: f64);
+    with_dampening(dampening: f64);
+    with_nesterov(nesterov: bool);
+    with_weight_decay(weight_decay: f64);
+    with_decay_scope(decay_scope: DecayScope);
+    with_max_grad_norm(max_grad_norm: f64);
+    with_masters(masters: MasterDType);
+    with_moments(moments: MomentStorage);
+    with_seed(seed: u64);
+    with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
+}
 
+impl SgdConfig {
     /// Checks that every value is finite and in range.
     ///
     /// # Errors

@@ -47,8 +47,8 @@ pub use autocast::{
 };
 pub use config::{
     AmaxCompute, CastConfig, CastRounding, CustomAmax, DelayedFormat, DelayedScaling, Format,
-    FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, LayerFilter, Operand,
-    Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
+    FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, KeptActivations,
+    LayerFilter, Operand, Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
 };
 pub use error::{
     DenseError, Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError,

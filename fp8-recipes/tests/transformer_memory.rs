@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
+use fp8_recipes::config::{Fp8LinearConfig, KeptActivations};
 use fp8_recipes::nn::{
     AttentionConfig, LayerInputs, TransformerConfig, TransformerLayer, transformer_layer,
 };
@@ -93,11 +94,16 @@ fn layer(single: bool, recomputation: bool) -> TransformerLayer {
 
 /// Bytes that live because of a graph, with its input and without its result.
 fn kept(case: &str, layer: &TransformerLayer, x: &Tensor) -> usize {
+    kept_as(case, layer, x, KeptActivations::HighPrecision)
+}
+
+fn kept_as(case: &str, layer: &TransformerLayer, x: &Tensor, how: KeptActivations) -> usize {
+    let recipe = Fp8LinearConfig::from_recipe_name(RecipeName::Delayed).with_kept_activations(how);
     let mut bytes = 0;
     // In the second step weights are cast and kept, and all helpers run.
     for step in 0..2 {
         let before = live();
-        let guard = fp8_autocast(RecipeName::Delayed).unwrap();
+        let guard = fp8_autocast(recipe.clone()).unwrap();
         let y = layer.forward(x, &LayerInputs::default()).unwrap();
         let after = live();
         y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
@@ -135,8 +141,15 @@ fn kept(case: &str, layer: &TransformerLayer, x: &Tensor) -> usize {
     bytes
 }
 
+/// One test, since it counts the allocations of the whole process.
 #[test]
-fn a_layer_that_computes_again_keeps_half_of_what_bf16_keeps() {
+fn layers_keep_less_than_bf16_does() {
+    computing_again();
+    in_fp8();
+}
+
+/// A layer that computes again keeps half of what torch's bf16 keeps.
+fn computing_again() {
     let x = Var::randn(0f32, 1., (BATCH, TOKENS, HIDDEN), &Device::Cpu).unwrap();
     let torch = TORCH * BATCH * TOKENS * HIDDEN;
     let apart = kept("layers one by one", &layer(false, false), &x);
@@ -154,4 +167,43 @@ fn a_layer_that_computes_again_keeps_half_of_what_bf16_keeps() {
         _ => 0.55,
     };
     assert!(again as f64 <= bound * torch as f64, "{again} of {torch}");
+}
+
+/// One that also keeps activations in FP8, a third.
+fn in_fp8() {
+    let x = Var::randn(0f32, 1., (BATCH, TOKENS, HIDDEN), &Device::Cpu).unwrap();
+    let features = (BATCH * TOKENS * HIDDEN) as f64;
+    let each = |bytes: usize| bytes as f64 / features;
+    let fp8 = |case, again| {
+        each(kept_as(
+            case,
+            &layer(true, again),
+            &x,
+            KeptActivations::fp8(),
+        ))
+    };
+    let codes = fp8("one node, FP8", false);
+    let again = fp8("one node that computes again, FP8", true);
+    println!(
+        "of torch's: {:.3}, {:.3}",
+        codes / TORCH as f64,
+        again / TORCH as f64
+    );
+    // A scale for 128 codes, and attention's log-sum-exps: 4 bytes for each of 8 heads.
+    let (code, sums) = (1. + 4. / 128., 4. * 8. / HIDDEN as f64);
+    // The input, which candle's graph holds; the other norm's input, q, k and v; attention's result in the codes of its projection.
+    let expected = 4. + 4. * code + 1. + sums;
+    // Small tensors whose sizes do not follow the number of tokens: biases, parameters of norms, boxes of the graph.
+    let others = 0.15;
+    assert!(
+        again >= expected && again <= expected + others,
+        "{again} of {expected}"
+    );
+    assert!(again <= 0.35 * TORCH as f64);
+    // The codes of both norms' results, the input of GELU and the codes of its result.
+    let expected = expected + 2. + 4. * code + 4.;
+    assert!(
+        codes >= expected && codes <= expected + others,
+        "{codes} of {expected}"
+    );
 }

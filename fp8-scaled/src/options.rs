@@ -2,6 +2,7 @@
 
 use super::error::Result;
 use fp8_core::scaled::{Pow2Round, Pow2Rounding, Scale, ScaleCheck};
+use fp8_core::setters;
 use fp8_core::{Format, philox4x32_10};
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -84,23 +85,12 @@ impl Default for ScaledOptions {
     }
 }
 
-macro_rules! setters {
-    ($($setter:ident($field:ident: $type:ty);)+) => {$(
-        #[doc = concat!("The same settings with another [`Self::", stringify!($field), "`].")]
-        pub fn $setter(self, $field: $type) -> Self {
-            Self { $field, ..self }
-        }
-    )+};
-}
-
-impl ScaledOptions {
-    setters! {
-        with_scale_rounding(scale_rounding: Pow2Rounding);
-        with_check(check: ScaleCheck);
-        with_matmul(matmul: MatmulPrecision);
-        with_seed(seed: u64);
-        with_gradients(gradients: bool);
-    }
+setters! { ScaledOptions:
+    with_scale_rounding(scale_rounding: Pow2Rounding);
+    with_check(check: ScaleCheck);
+    with_matmul(matmul: MatmulPrecision);
+    with_seed(seed: u64);
+    with_gradients(gradients: bool);
 }
 
 /// Counts of products and casts, forward and backward.

@@ -24,7 +24,6 @@ mod generation;
 mod layers;
 mod open;
 mod search;
-pub(crate) mod setters;
 mod text;
 mod to_gguf;
 

@@ -3,9 +3,9 @@
 use super::error::{Error, Result};
 use super::families::{Config, LlamaConfig, Model};
 use super::files::gguf::{GgufFile, is_gguf};
-use super::setters::setters;
 use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
+use fp8_core::setters;
 use std::path::Path;
 
 /// How [`open()`] builds a model. By default: on the CPU, in f32, with inputs cast as the checkpoint says.

@@ -1,7 +1,7 @@
 //! The limits of a server.
 
 use super::error::ServingError;
-use crate::models::setters::setters;
+use fp8_core::setters;
 
 /// How many requests a [`Server`](super::Server) runs at once, how many may wait, and what their caches may hold.
 ///

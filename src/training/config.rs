@@ -1,9 +1,9 @@
 //! The settings of a trainer.
 
 use super::error::{Error, Result};
-use crate::models::setters::setters;
 use crate::optim::{AdamWConfig, LrSchedule};
 use crate::{PrepareOptions, Recipe};
+use fp8_core::setters;
 use serde_json::{Value, json};
 
 /// What a [`Trainer`](super::Trainer) does with a model, besides its [`Objective`](super::Objective).

@@ -5,6 +5,7 @@ mod defaults;
 mod gguf;
 mod goldens;
 mod latent;
+mod outliers;
 mod real;
 mod search;
 mod streams;

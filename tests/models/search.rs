@@ -83,7 +83,7 @@ fn files_have_the_form_of_plain_rounding_and_smaller_errors() -> Outcome {
             continue;
         }
         let found = search(&model, &source, &seen, &options)?;
-        assert_eq!((found.codes.len(), found.errors.len()), (14, 14));
+        assert_eq!((found.chosen.codes.len(), found.errors.len()), (14, 14));
         assert!(found.plain.is_empty());
         assert!(found.errors.iter().all(|layer| layer.found <= layer.plain));
         let write =
@@ -93,7 +93,7 @@ fn files_have_the_form_of_plain_rounding_and_smaller_errors() -> Outcome {
                 Ok(open(&target, &ModelOptions::new())?)
             };
         let plain = write("plain", &options)?;
-        let searched = write("searched", &options.clone().with_codes(found.codes))?;
+        let searched = write("searched", &options.clone().with_chosen(found.chosen))?;
         let folder = |name: &str| dir.path().join(format!("{name}-{scheme}-{spelling}"));
         assert_eq!(form(&folder("searched")), form(&folder("plain")));
         // Tokens of other samples share nothing with these but the model, which is random: there only a limit holds.
@@ -119,11 +119,12 @@ fn codes_of_a_layer_that_is_not_quantized_are_refused() -> Outcome {
     let model = open(dir.path(), &ModelOptions::new())?;
     let options = QuantizeOptions::new(Scheme::ChannelToken);
     let found = search(&model, &source, &samples(256, 8, 1), &options)?;
-    let renamed = found
-        .codes
-        .into_iter()
-        .map(|(path, codes)| (format!("other.{path}"), codes));
-    let options = options.with_codes(renamed.collect());
+    let mut chosen = found.chosen;
+    let renamed = chosen.codes.into_iter();
+    chosen.codes = renamed
+        .map(|(path, codes)| (format!("other.{path}"), codes))
+        .collect();
+    let options = options.with_chosen(chosen);
     let target = dir.path().join("fp8");
     let error = rewrite::quantize(&source, &target, &options, &mut rewrite::quiet);
     let error = error.expect_err("an error").to_string();
@@ -154,7 +155,7 @@ fn every_family_is_searched() -> Outcome {
         let found = search(&model, &source, &samples(48, 8, 3), &options)?;
         let layers = rewrite::layers_to_quantize(&source, &options)?;
         assert_eq!(
-            found.codes.len() + found.plain.len(),
+            found.chosen.codes.len() + found.plain.len(),
             layers.len(),
             "{family}"
         );
@@ -166,7 +167,7 @@ fn every_family_is_searched() -> Outcome {
             found.plain
         );
         let target = dir.path().join("fp8");
-        let options = options.with_codes(found.codes);
+        let options = options.with_chosen(found.chosen);
         let report = rewrite::quantize(&source, &target, &options, &mut rewrite::quiet)?;
         assert_eq!(report.quantized.len(), layers.len());
         let again = open(&target, &ModelOptions::new())?;
@@ -187,13 +188,17 @@ fn ignored_layers_and_the_head_are_not_searched() -> Outcome {
         .with_ignore(["*.o_proj", "*.q_proj"])
         .with_head(true);
     let found = search(&model, &source, &samples(256, 4, 1), &options)?;
-    assert_eq!(found.codes.len(), 10);
+    assert_eq!(found.chosen.codes.len(), 10);
     assert_eq!(found.plain, ["lm_head"]);
     // The same codes for every run.
     let again = search(&model, &source, &samples(256, 4, 1), &options)?;
-    for (path, codes) in &found.codes {
+    for (path, codes) in &found.chosen.codes {
         let codes = codes.codes().to_vec2::<u8>()?;
-        assert_eq!(codes, again.codes[path].codes().to_vec2::<u8>()?, "{path}");
+        assert_eq!(
+            codes,
+            again.chosen.codes[path].codes().to_vec2::<u8>()?,
+            "{path}"
+        );
     }
     Ok(())
 }
@@ -243,7 +248,7 @@ fn what_cannot_be_searched_is_refused() -> Outcome {
         &search,
         &mut rewrite::quiet,
     )?;
-    let other = QuantizeOptions::new(Scheme::DynamicTensor).with_codes(found.codes);
+    let other = QuantizeOptions::new(Scheme::DynamicTensor).with_chosen(found.chosen);
     let target = dir.path().join("fp8");
     let unfit = rewrite::quantize(&source, &target, &other, &mut rewrite::quiet);
     let unfit = unfit.expect_err("another granularity").to_string();

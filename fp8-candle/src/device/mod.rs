@@ -77,7 +77,6 @@ pub(crate) fn made_casts(device: &Device) -> Option<&'static dyn MadeCasts> {
 /// The attention kernels of `device`, if it has any.
 pub(crate) fn fused_attention(device: &Device) -> Option<&'static dyn FusedAttention> {
     match device {
-        #[cfg(target_arch = "x86_64")]
         Device::Cpu => Some(&cpu::CpuAttention),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Some(&cuda::attention::CudaAttention),

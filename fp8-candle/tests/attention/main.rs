@@ -1,6 +1,7 @@
 //! Attention against a reference in f64: results and gradients, on the device named by `FP8_TEST_DEVICE`.
 
 mod arguments;
+mod cached;
 mod model;
 mod options;
 

@@ -15,6 +15,10 @@ fn of(x: &Tensor) -> CachedTokens<'_> {
     CachedTokens::HighPrecision(x)
 }
 
+fn plain() -> AttentionOptions {
+    AttentionOptions::default()
+}
+
 /// Two ways to sum `d` products and then `keys` of them: each adds half an ulp per term, and the softmax passes an error of the
 /// scores on as a relative one of its weights.
 fn bound(d: usize, keys: usize) -> f64 {
@@ -34,14 +38,14 @@ fn equals_attention_over_what_is_in_the_cache() -> Result<()> {
             let part = |x: &Tensor| x.narrow(2, 0, keys)?.contiguous();
             let expected = attention(&q, &part(&k)?, &part(&v)?, options.clone())?;
             let case = format!("{batch} {heads}/{kv_heads} {d}: {tokens} of {keys}");
-            let y = cached_attention(&q, of(&k), of(&v), keys, None)?;
+            let y = cached_attention(&q, of(&k), of(&v), keys, &plain())?;
             assert!(apart(&y, &expected) <= bound(d, keys), "{case}");
 
             // The rest of the cache is not looked at.
             let poison = Tensor::full(f32::NAN, (batch, kv_heads, 210 - keys, d), &Device::Cpu)?;
             let poisoned = |x: &Tensor| Tensor::cat(&[&part(x)?, &poison], 2);
             let (k, v) = (poisoned(&k)?, poisoned(&v)?);
-            let again = cached_attention(&q, of(&k), of(&v), keys, None)?;
+            let again = cached_attention(&q, of(&k), of(&v), keys, &plain())?;
             assert_eq!(flat(&again), flat(&y), "{case}");
         }
     }
@@ -69,15 +73,15 @@ fn codes_and_16_bit_caches_give_what_their_values_give() -> Result<()> {
         side(&k).dequantize(90, DType::F32)?,
         side(&v).dequantize(90, DType::F32)?,
     );
-    let y = cached_attention(&q, side(&k), side(&v), 77, None)?;
-    let expected = cached_attention(&q, of(&k_values), of(&v_values), 77, None)?;
+    let y = cached_attention(&q, side(&k), side(&v), 77, &plain())?;
+    let expected = cached_attention(&q, of(&k_values), of(&v_values), 77, &plain())?;
     assert_eq!(flat(&y), flat(&expected));
 
     for dtype in [DType::BF16, DType::F16] {
         let (k, v) = (k_values.to_dtype(dtype)?, v_values.to_dtype(dtype)?);
-        let y = cached_attention(&q, of(&k), of(&v), 77, None)?;
+        let y = cached_attention(&q, of(&k), of(&v), 77, &plain())?;
         let (k, v) = (k.to_dtype(DType::F32)?, v.to_dtype(DType::F32)?);
-        let expected = cached_attention(&q, of(&k), of(&v), 77, None)?;
+        let expected = cached_attention(&q, of(&k), of(&v), 77, &plain())?;
         assert_eq!(flat(&y), flat(&expected), "{dtype:?}");
     }
     Ok(())
@@ -106,13 +110,13 @@ fn each_sequence_over_its_own_cache_gets_what_it_gets_alone() -> Result<()> {
                 keys,
             });
         let sequences: Vec<_> = sequences.collect();
-        let y = cached_attention_each(&q, &sequences, None)?;
+        let y = cached_attention_each(&q, &sequences, &plain())?;
         for (row, CachedSequence { k, v, keys }) in sequences.iter().enumerate() {
-            let alone = cached_attention(&q.narrow(0, row, 1)?, *k, *v, *keys, None)?;
+            let alone = cached_attention(&q.narrow(0, row, 1)?, *k, *v, *keys, &plain())?;
             assert_eq!(flat(&y.narrow(0, row, 1)?), flat(&alone), "row {row}");
         }
         let refused = |q: &Tensor, sequences: &[CachedSequence<'_>]| {
-            let result = cached_attention_each(q, sequences, None);
+            let result = cached_attention_each(q, sequences, &plain());
             assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
         };
         refused(&q, &sequences[1..]);
@@ -121,7 +125,7 @@ fn each_sequence_over_its_own_cache_gets_what_it_gets_alone() -> Result<()> {
         long[0].keys += 1;
         refused(&q, &long);
     }
-    let none = cached_attention_each(&wave_f32(&[0, heads, 1, d], 1), &[], None)?;
+    let none = cached_attention_each(&wave_f32(&[0, heads, 1, d], 1), &[], &plain())?;
     assert_eq!(none.dims(), [0, heads, 1, d]);
     Ok(())
 }
@@ -130,7 +134,7 @@ fn each_sequence_over_its_own_cache_gets_what_it_gets_alone() -> Result<()> {
 fn what_does_not_fit_is_refused() -> Result<()> {
     let (q, k) = (wave_f32(&[1, 4, 2, 16], 1), wave_f32(&[1, 2, 8, 16], 2));
     let refused = |q: &Tensor, k: &Tensor, v: &Tensor, keys: usize| {
-        let result = cached_attention(q, of(k), of(v), keys, None);
+        let result = cached_attention(q, of(k), of(v), keys, &plain());
         assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
     };
     refused(&q, &k, &k, 9); // more than the capacity
@@ -144,13 +148,13 @@ fn what_does_not_fit_is_refused() -> Result<()> {
         format: Format::E4M3,
         dequant_scales: &[1.],
     };
-    let result = cached_attention(&q, one, one, 4, None);
+    let result = cached_attention(&q, one, one, 4, &plain());
     assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
-    let result = cached_attention(&q, of(&codes), of(&codes), 4, None);
+    let result = cached_attention(&q, of(&codes), of(&codes), 4, &plain());
     assert!(matches!(result, Err(Error::DType { .. })), "{result:?}");
     // A gradient would be lost.
     let var = Var::from_tensor(&q)?;
-    assert!(cached_attention(&var, of(&k), of(&k), 4, None).is_err());
+    assert!(cached_attention(&var, of(&k), of(&k), 4, &plain()).is_err());
     assert!(few_rows_linear(&var, &wave_f32(&[3, 16], 1)).is_err());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Differentiable operations: values, gradients, few tokens, no tokens, errors, profiles, and operations in wide nodes.
+//! Differentiable operations: values, gradients, few tokens, no tokens, errors, profiles, and operations in wide nodes, also with values kept in FP8.
 
 mod empty;
 mod errors;
@@ -6,5 +6,6 @@ mod few_tokens;
 mod forward;
 mod gradients;
 mod isa;
+mod kept;
 mod profile;
 mod wide;

@@ -2,6 +2,7 @@
 
 use super::targets::{Targets, captured, ends_with, whole};
 use crate::error::{AdapterError, Error, Result};
+use fp8_core::setters;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An adapter: which layers it changes, and the rank, weight and dropout of their updates. The fields are those of PEFT's
@@ -186,23 +187,7 @@ fn first<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<Option<T
     Ok(None)
 }
 
-/// Methods that return a copy with one field changed.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $setter:ident($field:ident: $type:ty);)*) => {
-        impl AdapterConfig {
-            $(
-                $(#[$doc])*
-                #[must_use]
-                pub fn $setter(mut self, $field: $type) -> Self {
-                    self.$field = $field.into();
-                    self
-                }
-            )*
-        }
-    };
-}
-
-setters! {
+setters! { AdapterConfig:
     /// See [`AdapterConfig::alpha`].
     with_alpha(alpha: f64);
     /// See [`AdapterConfig::dropout`].

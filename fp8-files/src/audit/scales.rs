@@ -84,12 +84,12 @@ impl Numbers {
                 }
             }
         }
-        found.stored = stored;
         let step = found.count.div_ceil(SAMPLE).max(1);
-        let sample = (0..found.count)
-            .step_by(step)
-            .filter_map(|at| found.value(at));
-        let mut usable: Vec<f32> = sample.filter(|v| *v > 0. && v.is_finite()).collect();
+        let sample = stored.chunks_exact(dtype.bitsize() / 8).step_by(step);
+        let sample: Vec<u8> = sample.flatten().copied().collect();
+        found.stored = stored;
+        let mut usable = numbers(dtype, &sample)?;
+        usable.retain(|v| *v > 0. && v.is_finite());
         let middle = usable.len() / 2;
         found.median =
             (!usable.is_empty()).then(|| *usable.select_nth_unstable_by(middle, f32::total_cmp).1);
@@ -122,15 +122,16 @@ impl Numbers {
 
     /// Counts bytes that encode powers of two, each value once.
     fn add_bytes(&mut self, bytes: &[u8]) {
-        let mut counts = [0usize; 256];
-        bytes
-            .iter()
-            .for_each(|byte| counts[usize::from(*byte)] += 1);
-        for (byte, count) in (0..=255u8).zip(counts).filter(|(_, count)| *count > 0) {
-            let at = bytes
-                .iter()
-                .position(|known| *known == byte)
-                .unwrap_or_default();
+        let counts = counts(bytes);
+        let present = || (0..=255u8).zip(counts).filter(|(_, count)| *count > 0);
+        let is_nan = |byte: u8| byte == E8M0::NAN.to_bits();
+        let largest = present().map(|(byte, _)| byte).rfind(|byte| !is_nan(*byte));
+        for (byte, count) in present() {
+            // Where the others are first is never told, and to look for a rare one takes as long as to count all.
+            let at = match is_nan(byte) || Some(byte) == largest {
+                true => first(bytes, byte),
+                false => 0,
+            };
             self.add(E8M0::from_bits(byte).to_f32(), count, at);
         }
         self.first = bytes
@@ -165,6 +166,31 @@ impl Numbers {
     pub(super) fn all_bytes(&self) -> bool {
         !self.are_bytes() && self.count > 0 && self.whole == self.count
     }
+}
+
+/// How often each byte occurs. Neighbours are mostly equal, and a counter that was just written is slow to read: so four take turns.
+fn counts(bytes: &[u8]) -> [usize; 256] {
+    const TURNS: usize = 4;
+    let mut counts = [[0usize; 256]; TURNS];
+    let (quads, rest) = bytes.as_chunks::<TURNS>();
+    for quad in quads {
+        for (counts, byte) in counts.iter_mut().zip(quad) {
+            counts[usize::from(*byte)] += 1;
+        }
+    }
+    for byte in rest {
+        counts[0][usize::from(*byte)] += 1;
+    }
+    std::array::from_fn(|byte| counts.iter().map(|counts| counts[byte]).sum())
+}
+
+/// The index of the first `wanted` among `bytes`, of which one is.
+fn first(bytes: &[u8], wanted: u8) -> usize {
+    const PART: usize = 1 << 12;
+    let part = bytes.chunks(PART).position(|part| part.contains(&wanted));
+    let start = part.unwrap_or_default() * PART;
+    let own = bytes[start..].iter().position(|byte| *byte == wanted);
+    start + own.unwrap_or_default()
 }
 
 /// Adds the numbers that no scale can be. A scale of 0 is left to the codes.

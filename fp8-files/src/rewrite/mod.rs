@@ -6,7 +6,7 @@
 //! | [`convert`] | FP8 of any family | the same codes and scales in another [`Spelling`] |
 //! | [`dequantize`] | FP8 of any family | an ordinary checkpoint |
 //!
-//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint) or one with an adapter added to it ([`Merged`]), and write a directory that appears complete or not at
+//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint) or one with an adapter added to it ([`Merged`]) or outliers moved ([`Shifted`]), and write a directory that appears complete or not at
 //! all. A callback gets the [`Progress`] and can cancel.
 
 mod card;
@@ -25,6 +25,7 @@ mod quantize;
 mod scheme;
 mod select;
 mod shards;
+mod shifted;
 mod slabs;
 mod source;
 mod spelling;
@@ -39,4 +40,5 @@ pub use options::{WriteOptions, WriteReport};
 pub use progress::{OnProgress, Progress, quiet};
 pub use quantize::{QuantizeOptions, layers_to_quantize, quantize};
 pub use scheme::Scheme;
+pub use shifted::Shifted;
 pub use source::Source;

@@ -6,6 +6,7 @@ use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::scheme::Scheme;
 use super::select::{Patterns, name_others, role};
+use super::shifted::Shifted;
 use super::slabs;
 use super::source::{Source, model_dtype, natural_order, take_scales};
 use crate::contents::{Contents, Described, HEAD, Role};
@@ -13,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::load::StoredLayer;
 use crate::names::weight_name;
 use crate::scheme::static_scale;
+use crate::search::Chosen;
 use crate::spelling::Spelling;
 use candle_core::{DType, Device};
 use fp8_candle::{Fp8Tensor, InputScaling};
@@ -48,8 +50,8 @@ pub struct QuantizeOptions {
     pub head: bool,
     /// For static schemes: the largest absolute input of each layer, by path.
     pub input_amaxes: BTreeMap<String, f32>,
-    /// Codes and scales of layers by path, in place of plain rounding: those of a search. Default none.
-    pub codes: BTreeMap<String, Fp8Tensor>,
+    /// What a search has chosen, in place of plain rounding. Default nothing.
+    pub chosen: Chosen,
     /// Options of the files.
     pub write: WriteOptions,
 }
@@ -92,11 +94,17 @@ impl QuantizeOptions {
         self
     }
 
-    /// See [`QuantizeOptions::codes`].
+    /// See [`QuantizeOptions::chosen`].
     #[must_use]
-    pub fn with_codes(mut self, codes: BTreeMap<String, Fp8Tensor>) -> Self {
-        self.codes = codes;
+    pub fn with_chosen(mut self, chosen: Chosen) -> Self {
+        self.chosen = chosen;
         self
+    }
+
+    /// The largest absolute input of a layer, for a static scheme.
+    fn input_amax(&self, path: &str) -> Option<f32> {
+        let chosen = self.chosen.input_amaxes.get(path);
+        chosen.or_else(|| self.input_amaxes.get(path)).copied()
     }
 
     /// How the inputs of a layer are scaled, with their static scale if they have one.
@@ -106,7 +114,7 @@ impl QuantizeOptions {
     pub fn input_scaling(&self, layer: &Described) -> Result<InputScaling> {
         let path = &layer.path;
         layer.scheme.input.with_scale(|()| {
-            let amax = self.input_amaxes.get(path).copied();
+            let amax = self.input_amax(path);
             let amax = amax.ok_or_else(|| Error::MissingAmax { path: path.clone() })?;
             static_scale(amax, &Device::Cpu, path, "input")
         })
@@ -148,7 +156,7 @@ impl QuantizeOptions {
 ///
 /// # Errors
 /// [`Error::Inexpressible`] if files of the spelling cannot hold the scheme; [`Error::MissingAmax`] for a static scheme without a layer's
-/// amax; [`Error::CodesOfNoLayer`]; [`Error::NotExportable`] for a layer whose inputs do not divide into the scheme's groups; [`Error::TensorValue`] for a weight
+/// amax; [`Error::CodesOfNoLayer`], and those of [`Shifted::new`] for what a search has not chosen for this model; [`Error::NotExportable`] for a layer whose inputs do not divide into the scheme's groups; [`Error::TensorValue`] for a weight
 /// that is not finite; [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] if there is no linear layer to
 /// quantize; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a file cannot be read or written.
 pub fn quantize(
@@ -157,6 +165,8 @@ pub fn quantize(
     options: &QuantizeOptions,
     on_progress: &mut OnProgress<'_>,
 ) -> Result<WriteReport> {
+    let shifted = Shifted::new(source, &options.chosen.shifts)?;
+    let source: &dyn Source = &shifted;
     let Plan {
         contents,
         others,
@@ -165,7 +175,7 @@ pub fn quantize(
         unmatched,
     } = Plan::new(source, options)?;
     let is_quantized = |path: &&String| contents.layers.iter().any(|layer| layer.path == **path);
-    if let Some(path) = options.codes.keys().find(|path| !is_quantized(path)) {
+    if let Some(path) = options.chosen.codes.keys().find(|path| !is_quantized(path)) {
         let first = contents.layers.first().map_or("none", |layer| &layer.path);
         return Err(Error::CodesOfNoLayer {
             path: path.clone(),
@@ -279,8 +289,7 @@ impl Plan {
         }
         for layer in &contents.layers {
             scheme.check(layer.sizes, &layer.path, WAY_OUT)?;
-            if options.scheme.needs_calibration() && !options.input_amaxes.contains_key(&layer.path)
-            {
+            if options.scheme.needs_calibration() && options.input_amax(&layer.path).is_none() {
                 return Err(Error::MissingAmax {
                     path: layer.path.clone(),
                 });
@@ -328,7 +337,7 @@ fn quantized(
     options: &QuantizeOptions,
 ) -> Result<StoredLayer> {
     let path = &layer.path;
-    let codes = match options.codes.get(path) {
+    let codes = match options.chosen.codes.get(path) {
         Some(codes) => fitting(codes, layer)?,
         None => slabs::quantize(source, layer, name, slabs::slab(options.write.memory))?,
     };

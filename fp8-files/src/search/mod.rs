@@ -8,16 +8,25 @@
 //! |---|---|
 //! | `products` | the sums over samples that say how errors of weights show in outputs |
 //! | `factor` | the Cholesky factor of such a sum, a block of rows at a time |
+//! | `prepared` | these sums and their factors, ready for all layers that read the inputs |
 //! | `scales` | the choice of scales |
 //! | `rounding` | the choice of codes |
+//! | `shifts` | powers of two that move outliers of inputs into weights |
+//! | `chosen` | what all of it has chosen for a model |
 
+mod chosen;
 mod factor;
+mod prepared;
 mod products;
 mod rounding;
 mod scales;
+mod shifts;
 
+pub use chosen::Chosen;
+pub use prepared::PreparedInputs;
 pub use products::InputProducts;
 pub use rounding::{Searched, search_weight};
+pub use shifts::{inverse_shift, shifted, shifts_exactly, shifts_to_try};
 
 /// How a search computes.
 ///
@@ -34,6 +43,8 @@ pub struct SearchOptions {
     /// The same where weights make up for errors of their inputs. Most of these errors is noise that differs from sample to sample, and
     /// only those along the largest directions of the inputs should be followed. Default 10; a huge number follows none.
     pub caution: f64,
+    /// Whether outliers among a norm's features move into the weights after it where that makes errors smaller. Default yes.
+    pub outliers: bool,
 }
 
 impl Default for SearchOptions {
@@ -41,6 +52,7 @@ impl Default for SearchOptions {
         Self {
             damping: 0.03,
             caution: 10.,
+            outliers: true,
         }
     }
 }
@@ -62,6 +74,13 @@ impl SearchOptions {
     #[must_use]
     pub fn with_caution(mut self, caution: f64) -> Self {
         self.caution = caution;
+        self
+    }
+
+    /// See [`SearchOptions::outliers`].
+    #[must_use]
+    pub fn with_outliers(mut self, outliers: bool) -> Self {
+        self.outliers = outliers;
         self
     }
 }

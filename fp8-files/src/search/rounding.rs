@@ -4,9 +4,8 @@
 //! of Lᵀ e is L_ii e_i and a sum over the features after i. From the last feature to the first, that sum is known, and the code is chosen
 //! that makes the entry smallest. This is Babai's nearest plane, and what GPTQ computes from the inverse of A.
 
-use super::SearchOptions;
-use super::factor::{BLOCK, Factor};
-use super::products::InputProducts;
+use super::factor::BLOCK;
+use super::prepared::PreparedInputs;
 use super::scales;
 use crate::check::first_outside;
 use crate::error::{Error, Result};
@@ -14,9 +13,6 @@ use crate::scheme::{InputScheme, LayerScheme, grid};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid, decode, encode};
-
-/// How often the damping is multiplied by ten, if the products with it have no factor.
-const RETRIES: usize = 3;
 
 /// A weight for which a search has chosen codes and scales.
 #[derive(Debug, Clone)]
@@ -36,30 +32,28 @@ pub struct Searched {
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use fp8_core::Granularity;
-/// use fp8_files::search::{InputProducts, SearchOptions, search_weight};
+/// use fp8_files::search::{InputProducts, PreparedInputs, SearchOptions, search_weight};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let (weight, x) = (Tensor::randn(0f32, 1., (8, 32), &Device::Cpu)?, Tensor::randn(0f32, 1., (64, 32), &Device::Cpu)?);
 /// let mut products = InputProducts::new(32)?;
 /// products.add(&x, &x)?;
-/// let options = SearchOptions::new();
-/// let found = search_weight(&weight, Granularity::Rowwise, &products, &options, "fc")?;
+/// let inputs = PreparedInputs::new(&products, &SearchOptions::new(), "fc")?;
+/// let found = search_weight(&weight, Granularity::Rowwise, &inputs, "fc")?;
 /// assert_eq!(found.codes.dims(), [8, 32]);
 /// assert!(found.error <= found.plain_error);
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// [`Error::Search`] if there was no token, or the products are not finite; [`Error::TensorShape`] and [`Error::TensorValue`] for a weight
-/// that does not fit or is not finite; and if an operation fails.
+/// [`Error::TensorShape`] and [`Error::TensorValue`] for a weight that does not fit or is not finite; and if an operation fails.
 pub fn search_weight(
     weight: &Tensor,
     granularity: Granularity,
-    products: &InputProducts,
-    options: &SearchOptions,
+    inputs: &PreparedInputs,
     path: &str,
 ) -> Result<Searched> {
     let weight = weight.to_dtype(DType::F32)?;
-    let k = products.features();
+    let k = inputs.features();
     let n = match *weight.dims() {
         [n, features] if features == k => n,
         _ => {
@@ -78,7 +72,7 @@ pub fn search_weight(
             expected: "finite, as a weight has to be".into(),
         });
     }
-    let problem = Problem::new(&weight, products, options, path)?;
+    let problem = Problem::new(&weight, inputs)?;
     let input = InputScheme::None;
     let scheme = LayerScheme {
         weight: granularity,
@@ -92,7 +86,7 @@ pub fn search_weight(
     let base = scheme.quantize(&target, None, false, path)?;
     let base = base.dequant_scale().flatten_all()?.to_vec1::<f32>()?;
     let values = target.flatten_all()?.to_vec1::<f32>()?;
-    let scales = scales::choose(&values, &grid, granularity, &base, &problem.importance());
+    let scales = scales::choose(&values, &grid, granularity, &base, &inputs.importance());
     drop(values);
     let (codes, errors) = problem.round(&grid, &scales)?;
 
@@ -136,102 +130,43 @@ pub fn search_weight(
     })
 }
 
-/// The best weights without rounding, and the factor that says what errors of weights do to outputs. Features are in ascending order of
-/// their squares, so that the largest is rounded first.
-struct Problem {
-    /// Position to feature.
-    order: Vec<u32>,
-    /// Lᵀ in f32.
-    transposed: Tensor,
-    diagonal: Vec<f64>,
-    /// The best weights, `[features, outputs]` in f32.
+/// A weight that is searched, and its inputs.
+struct Problem<'a> {
+    inputs: &'a PreparedInputs,
+    /// The best weights without rounding, `[features, outputs]` in f32, in the order of the inputs' positions.
     target: Tensor,
 }
 
-impl Problem {
-    fn new(
-        weight: &Tensor,
-        products: &InputProducts,
-        options: &SearchOptions,
-        path: &str,
-    ) -> Result<Self> {
-        let failed = |reason: String| Error::Search {
-            path: path.to_string(),
-            reason,
-        };
-        if products.tokens() == 0 {
-            return Err(failed("no token of the samples has reached it".into()));
+impl<'a> Problem<'a> {
+    fn new(weight: &Tensor, inputs: &'a PreparedInputs) -> Result<Self> {
+        let weight = weight.t()?.to_dtype(DType::F64)?.contiguous()?;
+        let mut target = weight.index_select(&inputs.index()?, 0)?;
+        if let Some(correction) = inputs.correction(&weight)? {
+            target = (target + correction)?;
         }
-        let squares = products.squares()?;
-        if let Some(i) = squares.iter().position(|square| !square.is_finite()) {
-            return Err(failed(format!(
-                "the sum of squares of its input {i} is {}, expected a finite number",
-                squares[i]
-            )));
-        }
-        let mut order: Vec<u32> = (0..squares.len() as u32).collect();
-        order.sort_by(|a, b| squares[*a as usize].total_cmp(&squares[*b as usize]));
-        let index = Tensor::from_slice(&order, order.len(), &Device::Cpu)?;
-        let in_order = |x: Tensor| x.index_select(&index, 0)?.index_select(&index, 1);
-        let missing = products.missing()?;
-        let mut damping = options.damping;
-        for _ in 0..=RETRIES {
-            let own = in_order(products.damped(damping)?)?;
-            let cautious = in_order(products.damped(damping.max(options.caution))?)?;
-            if let (Some(factor), Some(cautious)) = (Factor::new(&own)?, Factor::new(&cautious)?) {
-                let weight = weight.t()?.to_dtype(DType::F64)?;
-                let missing = missing.matmul(&weight)?.index_select(&index, 0)?;
-                let target = (weight.index_select(&index, 0)? + cautious.solve(&missing)?)?;
-                return Ok(Self {
-                    order,
-                    transposed: factor.transposed()?,
-                    diagonal: factor.diagonal()?,
-                    target: target.to_dtype(DType::F32)?,
-                });
-            }
-            damping = damping.max(1e-4) * 10.;
-        }
-        Err(failed(format!(
-            "the products of its inputs are not positive definite, even with {damping} of their squares added"
-        )))
+        let target = target.to_dtype(DType::F32)?;
+        Ok(Self { inputs, target })
     }
 
     /// The weights in their own layout, `[outputs, features]`.
     fn in_rows(&self) -> Result<Tensor> {
-        let mut places = vec![0u32; self.order.len()];
-        for (position, feature) in self.order.iter().enumerate() {
-            places[*feature as usize] = position as u32;
-        }
-        let places = Tensor::from_vec(places, self.order.len(), &Device::Cpu)?;
-        Ok(self.target.index_select(&places, 0)?.t()?.contiguous()?)
-    }
-
-    /// How much a squared error in each feature's weights counts once later features have made up for what they can.
-    fn importance(&self) -> Vec<f32> {
-        let mut importance = vec![0f32; self.order.len()];
-        for (feature, diagonal) in self.order.iter().zip(&self.diagonal) {
-            importance[*feature as usize] = (diagonal * diagonal) as f32;
-        }
-        importance
+        let rows = self.target.index_select(&self.inputs.places()?, 0)?;
+        Ok(rows.t()?.contiguous()?)
     }
 
     /// The squared norms of the outputs, together.
     fn norm(&self) -> Result<f64> {
-        Ok(self
-            .transposed
-            .matmul(&self.target)?
-            .to_dtype(DType::F64)?
-            .sqr()?
-            .sum_all()?
-            .to_scalar()?)
+        let outputs = self.inputs.transposed.matmul(&self.target)?;
+        let squares = outputs.to_dtype(DType::F64)?.sqr()?;
+        Ok(squares.sum_all()?.to_scalar()?)
     }
 
     /// The squared error of each output.
     fn errors(&self, codes: &Fp8Tensor) -> Result<Vec<f64>> {
-        let index = Tensor::from_slice(&self.order, self.order.len(), &Device::Cpu)?;
         let values = codes.dequantize(DType::F32)?.t()?.contiguous()?;
-        let missing = (&self.target - values.index_select(&index, 0)?)?;
-        let errors = self.transposed.matmul(&missing)?.to_dtype(DType::F64)?;
+        let missing = (&self.target - values.index_select(&self.inputs.index()?, 0)?)?;
+        let errors = self.inputs.transposed.matmul(&missing)?;
+        let errors = errors.to_dtype(DType::F64)?;
         Ok(errors.sqr()?.sum(0)?.to_vec1::<f64>()?)
     }
 
@@ -246,7 +181,7 @@ impl Problem {
         let mut missing: Vec<Tensor> = vec![];
         for start in (0..k).step_by(BLOCK).rev() {
             let len = BLOCK.min(k - start);
-            let rows = self.transposed.narrow(0, start, len)?;
+            let rows = self.inputs.transposed.narrow(0, start, len)?;
             let after = start + len;
             let mut sums = match missing.is_empty() {
                 true => vec![0f32; len * n],
@@ -269,7 +204,7 @@ impl Problem {
                 .to_vec1::<f32>()?;
             let mut own = vec![0f32; len * n];
             for i in (0..len).rev() {
-                let feature = self.order[start + i] as usize;
+                let feature = self.inputs.order[start + i] as usize;
                 let diagonal = square[i * len + i];
                 let (target, sums) = (&target[i * n..][..n], &mut sums[i * n..][..n]);
                 for j in i + 1..len {

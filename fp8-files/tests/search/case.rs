@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Granularity;
 use fp8_files::scheme::{InputScheme, LayerScheme};
-use fp8_files::search::{InputProducts, SearchOptions, Searched, search_weight};
+use fp8_files::search::{InputProducts, PreparedInputs, SearchOptions, Searched, search_weight};
 
 /// Inputs of some tokens as they are meant and as they are multiplied, and a weight; row-major.
 pub struct Case {
@@ -85,14 +85,9 @@ impl Case {
 
     pub fn search(&self, granularity: Granularity) -> Searched {
         let weight = self.tensor(&self.weight, self.n);
-        search_weight(
-            &weight,
-            granularity,
-            &self.products(),
-            &SearchOptions::new(),
-            "fc",
-        )
-        .unwrap()
+        let options = SearchOptions::new();
+        let inputs = PreparedInputs::new(&self.products(), &options, "fc").unwrap();
+        search_weight(&weight, granularity, &inputs, "fc").unwrap()
     }
 
     /// Products of the inputs that are multiplied with others.
@@ -142,7 +137,7 @@ impl Case {
             for x in self.multiplied.chunks(k) {
                 let of = |i: usize| x[i] * (q[i] - w[i]);
                 error += (0..k).map(of).sum::<f64>().powi(2);
-                error += 0.03 * (0..k).map(|i| of(i).powi(2)).sum::<f64>();
+                error += SearchOptions::new().damping * (0..k).map(|i| of(i).powi(2)).sum::<f64>();
             }
         }
         error

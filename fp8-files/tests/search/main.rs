@@ -8,7 +8,10 @@ use case::{Case, values};
 use fp8_core::{Contraction, Granularity};
 use fp8_files::Error;
 use fp8_files::scheme::{InputScheme, LayerScheme};
-use fp8_files::search::{InputProducts, SearchOptions, search_weight};
+use fp8_files::search::{
+    InputProducts, PreparedInputs, SearchOptions, inverse_shift, search_weight, shifted,
+    shifts_exactly, shifts_to_try,
+};
 use proptest::prelude::*;
 use reference::reference;
 
@@ -117,8 +120,8 @@ fn weights_make_up_for_what_is_wrong_with_all_inputs() {
     let error = |caution: f64| {
         let options = SearchOptions::new().with_caution(caution);
         let weight = case.tensor(&case.weight, case.n);
-        let products = case.products();
-        let found = search_weight(&weight, Granularity::Rowwise, &products, &options, "fc");
+        let inputs = PreparedInputs::new(&case.products(), &options, "fc").unwrap();
+        let found = search_weight(&weight, Granularity::Rowwise, &inputs, "fc");
         let codes = found.unwrap().codes;
         other.true_error(&values(&codes.dequantize(DType::F32).unwrap()))
     };
@@ -159,7 +162,10 @@ fn errors_name_the_layer_and_what_is_wrong() {
     let weight = Tensor::ones((2, 8), DType::F32, &Device::Cpu).unwrap();
     let options = SearchOptions::new();
     let search = |weight: &Tensor, products: &InputProducts| {
-        search_weight(weight, Granularity::Rowwise, products, &options, "a.fc").unwrap_err()
+        let inputs = PreparedInputs::new(products, &options, "a.fc");
+        let found =
+            inputs.and_then(|inputs| search_weight(weight, Granularity::Rowwise, &inputs, "a.fc"));
+        found.unwrap_err()
     };
     let mut products = InputProducts::new(8).unwrap();
     let error = search(&weight, &products);
@@ -218,5 +224,56 @@ fn codes_have_the_form_of_the_scheme() {
             let scales = values(found.dequant_scale());
             assert!(scales.iter().all(|scale| scale.log2().fract() == 0.));
         }
+    }
+}
+
+#[test]
+fn shifts_move_what_is_larger_than_the_rest() {
+    let lists = shifts_to_try(&[2., 1., 65536., 1., 0.], &[0.5, 0.25, 0.5, 0.25, 3.]);
+    // All of it, so that inputs are as large as each other; the largest exponent that moves half.
+    assert!(lists.contains(&vec![-1, 0, -16, 0, 0]), "{lists:?}");
+    assert!(lists.iter().any(|list| list[2] == -8), "{lists:?}");
+    // A feature without inputs says nothing, and features of one size have no shift.
+    assert!(lists.iter().all(|list| list[4] == 0));
+    assert!(shifts_to_try(&[3.; 4], &[0.1; 4]).is_empty());
+    assert!(shifts_to_try(&[0.; 4], &[0.1; 4]).is_empty());
+}
+
+proptest! {
+    #[test]
+    fn shifted_inputs_and_weights_have_the_same_products(
+        values in prop::collection::vec((-1e6f32..1e6, -1e6f32..1e6, -24i8..=24), 1..40),
+    ) {
+        let exponents: Vec<i8> = values.iter().map(|value| value.2).collect();
+        let x = Tensor::from_iter(values.iter().map(|value| value.0), &Device::Cpu).unwrap();
+        let w = Tensor::from_iter(values.iter().map(|value| value.1), &Device::Cpu).unwrap();
+        let product = |x: &Tensor, w: &Tensor| (x * w).unwrap().to_vec1::<f32>().unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let (x, w) = (x.to_dtype(dtype).unwrap(), w.to_dtype(dtype).unwrap());
+            prop_assert!(shifts_exactly(&x, &exponents, dtype).unwrap());
+            let moved = shifted(&x, &exponents).unwrap();
+            let divided = shifted(&w, &inverse_shift(&exponents)).unwrap();
+            prop_assert_eq!(moved.dtype(), dtype);
+            let [x, w, moved, divided] = [x, w, moved, divided].map(|t| t.to_dtype(DType::F32).unwrap());
+            prop_assert_eq!(product(&moved, &divided), product(&x, &w));
+        }
+    }
+}
+
+#[test]
+fn a_shift_beyond_the_dtype_is_not_exact() {
+    let x = Tensor::new(&[1f32, 2.5], &Device::Cpu).unwrap();
+    for (exponents, exact) in [
+        ([0, 14], true),
+        ([0, 15], false),
+        ([-24, 0], true),
+        ([0, -24], false),
+    ] {
+        assert_eq!(
+            shifts_exactly(&x, &exponents, DType::F16).unwrap(),
+            exact,
+            "{exponents:?}"
+        );
+        assert!(shifts_exactly(&x, &exponents, DType::BF16).unwrap());
     }
 }

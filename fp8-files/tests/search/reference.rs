@@ -2,12 +2,13 @@
 
 use crate::case::{Case, inverse};
 use fp8_core::{Cast, Format};
+use fp8_files::search::SearchOptions;
 
 /// Optimal brain quantization under given scales, as published: a weight is rounded, the weights that are left move to where the error is
 /// smallest, and the inverse loses the weight's row and column. Features go from the largest square to the smallest.
 pub fn reference(case: &Case, scales: &[f64], group: usize) -> Vec<f64> {
     let (k, cast) = (case.k, Cast::new(Format::E4M3));
-    let own = case.damped(0.03);
+    let own = case.damped(SearchOptions::new().damping);
     let (whole, target) = (inverse(&own), case.target());
     let mut order: Vec<usize> = (0..k).collect();
     order.sort_by(|a, b| own[*a][*a].total_cmp(&own[*b][*b]));

@@ -1,5 +1,6 @@
 //! Values of a node of candle's graph that is being built.
 
+use crate::autocast::current;
 use crate::error::{Error, Result};
 use candle_core::{Device, Tensor};
 use fp8_candle::ops::{Activation, AttentionOptions};
@@ -54,7 +55,11 @@ impl InNode {
             let message = "values of a node outlive its computation";
             return Err(candle_core::Error::Msg(message.into()).into());
         };
-        Ok(node.into_inner().finish(y)?)
+        let node = node.into_inner();
+        if let (bytes @ 1.., Some(context)) = (node.bytes_in_fp8(), current()) {
+            context.note_kept(bytes);
+        }
+        Ok(node.finish(y)?)
     }
 
     /// Adds to the node the operations that `compute` applies to this value.

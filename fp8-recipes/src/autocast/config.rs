@@ -3,6 +3,7 @@
 use crate::config::{ConfigError, Recipe};
 use crate::stats::{CastObserver, CastStats};
 use fp8_candle::state::ReductionGroup;
+use fp8_core::setters;
 use std::sync::Arc;
 
 /// The options of a guard.

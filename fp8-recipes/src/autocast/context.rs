@@ -58,6 +58,19 @@ impl Context {
         }
     }
 
+    /// The features of a group, if modules keep activations in FP8.
+    pub(crate) fn kept_groups(&self) -> Option<usize> {
+        let fp8 = self.settings.mode == Mode::Fp8;
+        (self.settings.config.kept_activations.group_size()).filter(|_| fp8)
+    }
+
+    /// Records what a module keeps in FP8.
+    pub(crate) fn note_kept(&self, bytes: usize) {
+        if let Some(session) = &self.session {
+            session.kept().note(bytes);
+        }
+    }
+
     /// Counts a cast of a layer that has no state of its own.
     pub(crate) fn count_static_cast(&self) {
         if let Some(session) = &self.session {

@@ -47,6 +47,7 @@ impl EndedStep {
             casts: self.steps.iter().map(|step| step.casts()).sum(),
             layers: self.used.len(),
             counts: vec![],
+            kept_bytes: 0,
         }
     }
 

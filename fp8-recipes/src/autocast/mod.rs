@@ -22,6 +22,7 @@ mod ended_step;
 mod guard;
 mod handle;
 mod job;
+mod kept;
 mod operator;
 mod plan;
 mod replay;

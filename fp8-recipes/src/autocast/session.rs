@@ -2,6 +2,7 @@
 
 use super::ended_step::{EndedStep, UsedLayer};
 use super::job::{Job, in_order};
+use super::kept::KeptBytes;
 use super::settings::{Mode, Settings};
 use super::state::{Fp8State, delayed_rule};
 use super::summary::StepSummary;
@@ -31,6 +32,7 @@ pub(super) struct Session {
     /// A tensor was cast or a prepared layer used, in any step.
     used: AtomicBool,
     static_casts: AtomicU64,
+    kept: KeptBytes,
     warned: AtomicBool,
     /// Some layers that computed in high precision because they are not prepared.
     unprepared: Mutex<Vec<String>>,
@@ -64,6 +66,7 @@ impl Session {
             used: AtomicBool::new(false),
             unprepared: Mutex::default(),
             static_casts: AtomicU64::new(0),
+            kept: KeptBytes::default(),
             warned: AtomicBool::new(false),
         }
     }
@@ -106,12 +109,18 @@ impl Session {
         self.static_casts.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// What nodes keep in FP8 for their backward pass.
+    pub(super) fn kept(&self) -> &KeptBytes {
+        &self.kept
+    }
+
     /// Records the use of a layer; returns the cells of the layer's table.
     pub(super) fn sign_in(
         &self,
         layer: &Arc<Fp8State>,
         settings: &Settings,
     ) -> Result<Arc<StepCells>> {
+        self.kept.note_use(settings);
         let table = layer.table();
         let first_use = {
             let state = self.lock();
@@ -216,6 +225,7 @@ impl Session {
         let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
         let mut summary = done?;
         summary.casts += static_casts;
+        summary.kept_bytes += self.kept.take();
         // With a group, another rank may have used what this one has not.
         let expected = self.purpose != Purpose::Calibration && !self.lock().job.has_group();
         if expected && !self.used.load(Ordering::Relaxed) {

@@ -13,6 +13,7 @@ pub struct StepSummary {
     pub(super) casts: u64,
     pub(super) layers: usize,
     pub(super) counts: Vec<NonFiniteCounts>,
+    pub(super) kept_bytes: u64,
 }
 
 impl StepSummary {
@@ -20,6 +21,7 @@ impl StepSummary {
     pub(super) fn merge(&mut self, later: Self) {
         self.casts += later.casts;
         self.layers += later.layers;
+        self.kept_bytes += later.kept_bytes;
         self.counts.extend(later.counts);
     }
 
@@ -47,6 +49,13 @@ impl StepSummary {
     /// How many prepared layers were used.
     pub fn layers(&self) -> usize {
         self.layers
+    }
+
+    /// Bytes of the codes and scales that the step's forward passes have kept in place of activations in high precision, because the recipe
+    /// has [`kept_activations`](crate::config::Fp8LinearConfig::kept_activations). With that option and 0 here, no module of the step was
+    /// one node of the graph: it had no effect, of which a warning tells once.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
     }
 
     /// Where casts of the step saw Inf or NaN, under any recipe, in the order of time. Gradients are among them as soon as the

@@ -2,6 +2,7 @@
 
 use super::meta::{TrainingMeta, recipe_text};
 use crate::config::Recipe;
+use fp8_core::setters;
 use std::fmt;
 use std::path::PathBuf;
 

@@ -1,5 +1,6 @@
 //! How one operand of one GEMM is cast.
 
+use fp8_core::setters;
 use fp8_core::{Format, Granularity, Overflow};
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,6 @@
 //! Delayed scaling: scales from the amaxes of earlier steps.
 
+use fp8_core::setters;
 use std::fmt;
 
 use fp8_core::{AmaxCompute, DelayedRule, Format, MAX_HISTORY_LEN, ScaleRounding};

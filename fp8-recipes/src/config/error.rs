@@ -148,6 +148,13 @@ pub enum ConfigError {
         got: f32,
     },
 
+    /// A group of kept activations has no features.
+    #[error("kept_activations: group_size = {got} is not allowed: a group has at least 1 feature")]
+    EmptyGroup {
+        /// The size that was given.
+        got: usize,
+    },
+
     /// A margin is outside of the accepted range.
     #[error("margin = {got} is not allowed: it must be between -{limit} and {limit}")]
     Margin {

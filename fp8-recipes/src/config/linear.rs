@@ -1,9 +1,10 @@
 //! The configuration of a linear layer in FP8: torchao's surface.
 
 use fp8_core::FormatPair;
+use fp8_core::setters;
 use serde::{Deserialize, Serialize};
 
-use super::{CastConfig, DelayedScaling};
+use super::{CastConfig, DelayedScaling, KeptActivations};
 
 /// How one GEMM runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -92,6 +93,10 @@ pub struct Fp8LinearConfig {
     /// Also casts the tensors of operators without a GEMM of their own that [`PrepareOptions::operators`](crate::PrepareOptions)
     /// has prepared: embeddings, norms, `nn::Matmul`, `nn::Add`, ..
     pub cast_operators: bool,
+    /// How transformer modules keep what their backward pass reads besides the codes of operands. The guard's recipe decides for a
+    /// whole module, also where its layers have recipes of their own. Only modules that are one node of the graph have the choice: in
+    /// layers called one by one, candle's graph keeps these tensors. See [`StepSummary::kept_bytes`](crate::StepSummary::kept_bytes).
+    pub kept_activations: KeptActivations,
 }
 
 impl Default for Fp8LinearConfig {
@@ -120,6 +125,7 @@ impl Default for Fp8LinearConfig {
             seed: 0,
             via_f16: false,
             cast_operators: false,
+            kept_activations: KeptActivations::HighPrecision,
         }
     }
 }
@@ -169,4 +175,5 @@ setters! { Fp8LinearConfig:
     with_seed(seed: u64);
     with_via_f16(via_f16: bool);
     with_cast_operators(cast_operators: bool);
+    with_kept_activations(kept_activations: KeptActivations);
 }

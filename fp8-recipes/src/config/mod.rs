@@ -9,6 +9,7 @@
 //! | `operand.rs`, `cast.rs` | [`CastConfig`]: how one operand of one GEMM is cast |
 //! | `linear.rs` | [`Fp8LinearConfig`]: all casts and GEMMs of a linear layer |
 //! | `delayed.rs` | [`DelayedScaling`] |
+//! | `kept.rs` | [`KeptActivations`]: what the backward pass reads besides the codes of operands |
 //! | `recipe_name.rs` | [`RecipeName`]: everything about a named recipe |
 //! | `recipe.rs` | [`Recipe`] |
 //! | `resolve.rs`, `resolved.rs` | filling in; checks and [`ResolvedConfig`] |
@@ -34,6 +35,7 @@ mod cast;
 mod delayed;
 mod error;
 mod filter;
+mod kept;
 mod linear;
 mod operand;
 mod recipe;
@@ -53,6 +55,7 @@ pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
 pub use fp8_files::names::PathPattern;
+pub use kept::KeptActivations;
 pub use linear::{Fp8LinearConfig, GemmConfig};
 pub use operand::{Gemm, Operand, ScalingType};
 pub use recipe::Recipe;

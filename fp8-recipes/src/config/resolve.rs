@@ -76,6 +76,7 @@ impl Fp8LinearConfig {
             seed: self.seed,
             via_f16: self.via_f16,
             cast_operators: self.cast_operators,
+            kept_activations: self.kept_activations,
             delayed: None,
         };
         let is_delayed = |cast: &CastConfig| cast.scaling == ScalingType::Delayed;

@@ -4,7 +4,10 @@ use std::fmt;
 
 use fp8_core::{Format, Granularity};
 
-use super::{CastConfig, ConfigError, DelayedScaling, Gemm, GemmConfig, Operand, ScalingType};
+use super::{
+    CastConfig, ConfigError, DelayedScaling, Gemm, GemmConfig, KeptActivations, Operand,
+    ScalingType,
+};
 
 /// The two uses of each operand.
 const USES: [(Operand, Operand); 3] = [
@@ -17,7 +20,7 @@ const USES: [(Operand, Operand); 3] = [
 /// [`Recipe::resolve`](super::Recipe::resolve).
 ///
 /// Prints as torchao prints a layer: `i:dyn_ten_e4m3,w:dyn_ten_e4m3,go:dyn_ten_e5m2`, followed by `i_gw:`, `w_gi:`, `go_gw:` where
-/// a second use differs from the first, and by `o:`, `gi:`, `gw:` where results are cast.
+/// a second use differs from the first, by `o:`, `gi:`, `gw:` where results are cast, and by `kept:fp8:128` where activations are kept in FP8.
 ///
 /// The format of every cast is set; it has no meaning where the cast is disabled.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +64,8 @@ pub struct ResolvedConfig {
     pub via_f16: bool,
     /// Whether the tensors of operators without a GEMM of their own are cast.
     pub cast_operators: bool,
+    /// How transformer modules keep what their backward pass reads besides the codes of operands.
+    pub kept_activations: KeptActivations,
     /// The rule of the delayed casts; `None` without delayed casts. Its `format` has no meaning here: each cast has its own.
     pub delayed: Option<DelayedScaling>,
 }
@@ -109,6 +114,7 @@ impl ResolvedConfig {
                 got: self.amax_epsilon,
             });
         }
+        self.kept_activations.check()?;
         if let Some(delayed) = &self.delayed {
             delayed.validate()?;
         }
@@ -186,6 +192,9 @@ impl fmt::Display for ResolvedConfig {
         ];
         for (name, cast) in results.iter().filter(|(_, cast)| !cast.is_disabled()) {
             write!(f, ",{name}:{}", cast.short())?;
+        }
+        if self.kept_activations != KeptActivations::HighPrecision {
+            write!(f, ",kept:{}", self.kept_activations)?;
         }
         Ok(())
     }

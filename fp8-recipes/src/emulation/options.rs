@@ -4,6 +4,7 @@ use crate::config::{ConfigError, RecipeName};
 use crate::error::{Error, Result};
 use crate::optim::LossScalerConfig;
 use crate::stats::CastStats;
+use fp8_core::setters;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 

@@ -5,6 +5,7 @@ use crate::load::LoadedNames;
 use crate::rewrite::Spelling;
 use candle_core::{Tensor, TensorId};
 use candle_nn::VarMap;
+use fp8_core::setters;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::PoisonError;

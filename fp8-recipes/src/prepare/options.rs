@@ -2,6 +2,7 @@
 
 use crate::config::{ConfigError, LayerFilter, PathPattern, Recipe, check_history_len};
 use crate::timings::{Computation, LayerTimings};
+use fp8_core::setters;
 
 /// Options of [`crate::prepare_fp8`]: what it converts, and the recipes of individual layers.
 ///

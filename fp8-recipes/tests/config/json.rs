@@ -27,6 +27,37 @@ fn fields_may_be_left_out_of_json() {
 }
 
 #[test]
+fn kept_activations_are_a_part_of_a_recipe() {
+    let delayed = Fp8LinearConfig::from_recipe_name(RecipeName::Delayed);
+    let cases = [
+        (r#""high_precision""#, KeptActivations::HighPrecision, ""),
+        (
+            r#"{"fp8": {"group_size": 32}}"#,
+            KeptActivations::Fp8 { group_size: 32 },
+            ",kept:fp8:32",
+        ),
+        (r#"{"fp8": {}}"#, KeptActivations::fp8(), ",kept:fp8:128"),
+    ];
+    for (json, kept, printed) in cases {
+        let read: KeptActivations = serde_json::from_str(json).unwrap();
+        assert_eq!(read, kept);
+        let recipe = Recipe::from(delayed.clone().with_kept_activations(kept));
+        assert_eq!(round_trip(&recipe), recipe);
+        let resolved = recipe.resolve().unwrap();
+        assert_eq!(resolved.kept_activations, kept);
+        let text = resolved.to_string();
+        assert!(
+            text.ends_with(&format!("go:del_ten_e5m2{printed}")),
+            "{text}"
+        );
+    }
+    let empty = KeptActivations::Fp8 { group_size: 0 };
+    let error = delayed.with_kept_activations(empty).resolve().unwrap_err();
+    assert_eq!(error, ConfigError::EmptyGroup { got: 0 });
+    assert!(error.to_string().contains("group_size = 0"), "{error}");
+}
+
+#[test]
 fn json_errors_name_the_field_or_value() {
     let cases = [
         (r#"{"delayed": {"amax_len": 16}}"#, "amax_len"),
@@ -47,6 +78,15 @@ fn json_errors_name_the_field_or_value() {
         (r#"{"linear": {"input": {"scale": 1}}}"#, "scale"),
         (r#"{"linear": {"gemm_output": {"fast": true}}}"#, "fast"),
         (r#"{"linear": {"format_pair": "intel"}}"#, "intel"),
+        (r#"{"linear": {"kept_activations": "fp9"}}"#, "fp9"),
+        (
+            r#"{"linear": {"kept_activations": {"fp8": {"group": 32}}}}"#,
+            "group",
+        ),
+        (
+            r#"{"linear": {"kept_activations": {"fp8": {"group_size": 0}}}}"#,
+            "nonzero",
+        ),
         (r#"{"convolution": {}}"#, "convolution"),
         (r#""rowwiese""#, "rowwiese"),
         ("17", "17"),

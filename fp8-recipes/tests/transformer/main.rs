@@ -1,4 +1,4 @@
-//! Transformer modules as one node of the graph, against their layers one by one; checkpointed functions.
+//! Transformer modules as one node of the graph, against their layers one by one; checkpointed functions; activations kept in FP8.
 
 mod changed;
 mod checkpointing;
@@ -8,6 +8,7 @@ mod errors;
 mod flows;
 mod guards;
 mod inference;
+mod kept;
 mod modules;
 mod sharing;
 mod state;

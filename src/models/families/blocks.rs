@@ -2,6 +2,7 @@
 
 use crate::models::error::Result;
 use crate::models::layers::Projection;
+use crate::nn::{NamedTensor, RmsNorm};
 use candle_core::Tensor;
 
 /// A model that is run a block at a time.
@@ -20,4 +21,15 @@ pub(crate) trait Blocks {
 
     /// The linear layers of a block.
     fn projections(block: &mut Self::Block) -> Vec<&mut Projection>;
+
+    /// The norms of a block whose results nothing reads but linear layers and a router.
+    fn norms(block: &mut Self::Block) -> Vec<NormReaders<'_>>;
+}
+
+/// A norm, and all that reads its result.
+pub(crate) struct NormReaders<'a> {
+    pub(crate) norm: &'a mut RmsNorm,
+    /// The weight of a router of experts.
+    pub(crate) router: Option<&'a mut NamedTensor>,
+    pub(crate) layers: Vec<&'a mut Projection>,
 }

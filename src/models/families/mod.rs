@@ -7,7 +7,7 @@ mod causal_lm;
 mod llama;
 
 pub use bert::{Bert, BertActivation, BertConfig, Pooling, label_name};
-pub(crate) use blocks::Blocks;
+pub(crate) use blocks::{Blocks, NormReaders};
 pub use causal_lm::CausalLm;
 pub use llama::{
     ExpertGroups, Llama, LlamaConfig, MlaConfig, MoeConfig, MoeNames, QueryGrowth, RouterScores,

@@ -2,8 +2,8 @@
 
 use crate::models::error::{Error, TextError};
 use crate::models::files::{Entries, read_json};
-use crate::models::setters::setters;
 use crate::models::text::Tokenizer;
+use fp8_core::setters;
 use serde_json::Value;
 use std::path::Path;
 

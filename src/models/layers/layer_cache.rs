@@ -2,7 +2,7 @@
 
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};
-use fp8_candle::ops::{CachedSequence, CachedTokens, cached_attention};
+use fp8_candle::ops::{AttentionOptions, CachedSequence, CachedTokens, cached_attention};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
 use fp8_core::{Cast, Contraction, Format, Granularity};
 
@@ -84,15 +84,14 @@ impl LayerCache {
     }
 
     /// Attention of `q`, the last tokens of `keys`, over all of them.
-    pub(crate) fn attention(&self, q: &Tensor, keys: usize, softmax_scale: f64) -> Result<Tensor> {
+    pub(crate) fn attention(
+        &self,
+        q: &Tensor,
+        keys: usize,
+        options: &AttentionOptions,
+    ) -> Result<Tensor> {
         let (k, v) = (self.k.tokens(), self.v.tokens());
-        Ok(cached_attention(
-            &q.detach(),
-            k,
-            v,
-            keys,
-            Some(softmax_scale),
-        )?)
+        Ok(cached_attention(&q.detach(), k, v, keys, options)?)
     }
 
     /// Its first `keys` tokens as those of one sequence.
@@ -102,17 +101,6 @@ impl LayerCache {
             v: self.v.tokens(),
             keys,
         }
-    }
-
-    /// The first `len` keys and values in `dtype`.
-    pub(crate) fn values(&self, len: usize, dtype: DType) -> Result<(Tensor, Tensor)> {
-        let values = |side: &Side| side.tokens().dequantize(len, dtype);
-        Ok((values(&self.k)?, values(&self.v)?))
-    }
-
-    /// Whether values in `dtype` are rounded when they are written.
-    pub(crate) fn is_lossy(&self, dtype: DType) -> bool {
-        self.k.stored.dtype() != dtype
     }
 }
 

@@ -126,6 +126,11 @@ impl Projection {
         })
     }
 
+    /// Replaces the layer's weight by another one in high precision.
+    pub(crate) fn set_weight(&mut self, weight: Tensor) {
+        self.base = Linear::new(weight, self.base.bias().cloned()).with_path(self.path());
+    }
+
     /// Replaces the layer's weight by codes, and casts its inputs as they do.
     pub(crate) fn set_codes(&mut self, codes: StaticWeight) {
         let bias = self.base.bias().cloned();

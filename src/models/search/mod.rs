@@ -2,6 +2,9 @@
 
 mod found;
 mod inputs;
+mod outliers;
+mod stage;
+mod task;
 mod walk;
 
 pub use found::{FoundCodes, OutputError};
@@ -24,8 +27,16 @@ const LEAST_TOKENS: usize = 64;
 /// its inputs, and for those of its own weights that are rounded already. What is written has the same form, size and speed as without a
 /// search.
 ///
+/// Where nothing but linear layers reads a norm's result, as in the Llama family, outliers among its features move into the weights of
+/// these layers: the norm's weight is multiplied by powers of two, and theirs is divided by them, which changes nothing in high precision.
+/// That is done only if it makes the errors of their outputs on the samples smaller, and that of no layer larger. E4M3 holds features of
+/// very different sizes under one scale, so few models need it. The norms of a BERT are read by the residual too, and stay as they are.
+///
+/// Only layers in blocks are searched. Those outside are rounded plainly: the head (`with_head`), and the pooler and the classifier of a
+/// BERT. So are experts that no token of the samples reaches. [`FoundCodes::plain`] lists them.
+///
 /// Memory: the model; its codes; of the samples, the values between two blocks and inside one; products of inputs (8 bytes for each pair
-/// of a layer's input features) of one layer at a time, or of all experts of a block.
+/// of a layer's input features) and their factors (20 more) of one layer at a time.
 ///
 /// ```no_run
 /// use fp8::load::Checkpoint;
@@ -39,7 +50,7 @@ const LEAST_TOKENS: usize = 64;
 /// let source = Checkpoint::open_dir("SmolLM2")?;
 /// let options = QuantizeOptions::new(Scheme::ChannelToken);
 /// let found = find_codes(&model, &source, &samples, &options, &Default::default(), &mut rewrite::quiet)?;
-/// let options = options.with_codes(found.codes);
+/// let options = options.with_chosen(found.chosen);
 /// rewrite::quantize(&source, "SmolLM2-FP8", &options, &mut rewrite::quiet)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -57,15 +68,15 @@ pub fn find_codes<S: AsRef<[u32]>>(
     on_progress: &mut OnProgress<'_>,
 ) -> Result<FoundCodes> {
     let samples = checked(samples, model.max_positions())?;
-    let wanted = walk::wanted(&layers_to_quantize(source, options)?, options)?;
+    let layers = layers_to_quantize(source, options)?;
+    let task = task::Task::new(source, options, search, layers)?;
     let mut found = match model {
-        Model::Llama(model) => walk::walk(model, &samples, &wanted, search, on_progress)?,
-        Model::Bert(model) => walk::walk(model, &samples, &wanted, search, on_progress)?,
+        Model::Llama(model) => walk::walk(model, &samples, &task, on_progress)?,
+        Model::Bert(model) => walk::walk(model, &samples, &task, on_progress)?,
     };
-    let paths = wanted.into_keys();
-    found.plain = paths
-        .filter(|path| !found.codes.contains_key(path))
-        .collect();
+    let codes = &found.chosen.codes;
+    let paths = task.wanted.into_keys();
+    found.plain = paths.filter(|path| !codes.contains_key(path)).collect();
     Ok(found)
 }
 

@@ -2,56 +2,21 @@
 
 use super::found::{FoundCodes, OutputError};
 use super::inputs::Viewer;
+use super::outliers::{self, Group};
+use super::stage::{Fed, Stage, Tried};
+use super::task::Task;
 use crate::models::error::Result;
 use crate::models::families::Blocks;
-use crate::rewrite::{OnProgress, Progress, QuantizeOptions};
+use crate::rewrite::{OnProgress, Progress};
 use candle_core::Tensor;
-use fp8_candle::{InputScaling, StaticWeight};
-use fp8_files::contents::Described;
-use fp8_files::search::{InputProducts, SearchOptions, search_weight};
-use std::collections::{BTreeMap, BTreeSet};
-
-/// The layers to search, by path: how each is stored, and how its inputs are cast.
-pub(super) type Wanted = BTreeMap<String, (Described, InputScaling)>;
-
-/// The layers, with the static scales of their inputs if they have such.
-pub(super) fn wanted(layers: &[Described], options: &QuantizeOptions) -> Result<Wanted> {
-    let layers = layers.iter().map(|layer| {
-        let input = options.input_scaling(layer)?;
-        Ok((layer.path.clone(), (layer.clone(), input)))
-    });
-    layers.collect()
-}
-
-/// Layers that read the same input.
-struct Stage {
-    paths: Vec<String>,
-    /// That input in high precision, for each sample; None where none of its tokens reach the layers.
-    meant: Vec<Option<Tensor>>,
-}
-
-impl Stage {
-    fn first(&self) -> &str {
-        self.paths.first().map_or("", String::as_str)
-    }
-
-    /// Whether a router decides which tokens the layers get: others, perhaps, than in high precision.
-    fn is_routed(&self) -> bool {
-        self.first().contains(".experts.")
-    }
-
-    /// The layer's own name.
-    fn name(&self) -> &str {
-        self.first().rsplit('.').next().unwrap_or_default()
-    }
-}
+use fp8_candle::StaticWeight;
+use std::collections::BTreeSet;
 
 /// Chooses the codes of all wanted layers that lie in blocks of the model.
 pub(super) fn walk<B: Blocks>(
     model: &B,
     samples: &[Tensor],
-    wanted: &Wanted,
-    options: &SearchOptions,
+    task: &Task<'_>,
     on_progress: &mut OnProgress<'_>,
 ) -> Result<FoundCodes> {
     let mut found = FoundCodes::default();
@@ -63,30 +28,10 @@ pub(super) fn walk<B: Blocks>(
         let (done, total) = (i as u64, blocks.len() as u64);
         Progress::report(&format!("block {i}"), done, total, on_progress)?;
         let mut working = block.clone();
-        let stages = stages(model, block, wanted, &mut meant)?;
-        for round in rounds(stages) {
-            let products = products::<B>(model, &working, &round, wanted, &served)?;
-            for (stage, products) in round.iter().zip(products) {
-                let Some(products) = products else {
-                    continue;
-                };
-                for layer in B::projections(&mut working) {
-                    if stage.paths.iter().any(|path| path == layer.path()) {
-                        let (described, input) = &wanted[layer.path()];
-                        let path = layer.path().to_string();
-                        let weight = layer.searchable()?.weight()?;
-                        let granularity = described.scheme.weight;
-                        let best = search_weight(&weight, granularity, &products, options, &path)?;
-                        layer.set_codes(StaticWeight::new(&best.codes, input.clone(), &path)?);
-                        found.errors.push(OutputError {
-                            path: path.clone(),
-                            found: best.error,
-                            plain: best.plain_error,
-                        });
-                        found.codes.insert(path, best.codes);
-                    }
-                }
-            }
+        let groups = outliers::groups::<B>(block, task);
+        for round in rounds(stages(model, block, task, &mut meant)?, &groups) {
+            let fed = fed::<B>(model, &mut working, &round.stages, &served)?;
+            take::<B>(&mut working, &round, &fed, task, &mut found)?;
         }
         for x in &mut served {
             *x = model.pass(&working, x)?.detach();
@@ -95,14 +40,63 @@ pub(super) fn walk<B: Blocks>(
     Ok(found)
 }
 
+/// Searches the layers of a round and puts their codes into the block.
+fn take<B: Blocks>(
+    working: &mut B::Block,
+    round: &Round<'_>,
+    fed: &[Fed<'_>],
+    task: &Task<'_>,
+    found: &mut FoundCodes,
+) -> Result<()> {
+    let search = |shift: Option<&[i8]>| -> Result<Vec<Vec<Tried>>> {
+        fed.iter().map(|fed| fed.search(shift, task)).collect()
+    };
+    let mut best = search(None)?;
+    let plain: Vec<f64> = best
+        .iter()
+        .flatten()
+        .map(|l| l.searched.plain_error)
+        .collect();
+    if let Some(group) = round.group
+        && let Some(shift) = outliers::choose::<B>(group, working, fed, task)?
+    {
+        let with = search(Some(&shift))?;
+        if outliers::is_better(fed, [&best, &with], &shift, task)? {
+            best = with;
+            outliers::apply::<B>(group, working, &shift, found)?;
+        }
+    }
+    for (layer, plain) in best.into_iter().flatten().zip(plain) {
+        let Tried {
+            path,
+            searched,
+            input,
+            amax,
+        } = layer;
+        let mut layers = B::projections(working).into_iter();
+        if let Some(own) = layers.find(|own| own.path() == path) {
+            own.set_codes(StaticWeight::new(&searched.codes, input, &path)?);
+        }
+        found.errors.push(OutputError {
+            path: path.clone(),
+            found: searched.error,
+            plain,
+        });
+        let amax = amax.map(|amax| (path.clone(), amax));
+        found.chosen.input_amaxes.extend(amax);
+        found.chosen.codes.insert(path, searched.codes);
+    }
+    Ok(())
+}
+
 /// The stages of a block, in the order of their use, and the inputs of the next block.
 fn stages<B: Blocks>(
     model: &B,
     block: &B::Block,
-    wanted: &Wanted,
+    task: &Task<'_>,
     meant: &mut [Tensor],
 ) -> Result<Vec<Stage>> {
-    let paths: BTreeSet<&str> = wanted.keys().map(String::as_str).collect();
+    let paths: BTreeSet<&str> = task.wanted.keys().map(String::as_str).collect();
     let viewer = Viewer::<B>::new(block, &paths);
     let mut stages: Vec<Stage> = vec![];
     let samples = meant.len();
@@ -124,53 +118,89 @@ fn stages<B: Blocks>(
     Ok(stages)
 }
 
-/// Stages that do not depend on each other, together: layers of the same name in all experts of a mixture.
-fn rounds(stages: Vec<Stage>) -> Vec<Vec<Stage>> {
-    let mut rounds: Vec<Vec<Stage>> = vec![];
+/// Stages that do not depend on each other.
+struct Round<'a> {
+    /// The norm whose result they read, if it can be shifted.
+    group: Option<&'a Group>,
+    stages: Vec<Stage>,
+}
+
+impl Round<'_> {
+    /// Whether `stage`, which reads the result of `group`, belongs here: to the same norm, or to the same layers of other experts.
+    fn takes(&self, stage: &Stage, group: Option<&Group>) -> bool {
+        let first = self.stages.first();
+        match (self.group, group) {
+            (Some(own), Some(group)) => std::ptr::eq(own, group),
+            (None, None) => first.is_some_and(|first| {
+                first.is_routed() && stage.is_routed() && first.name() == stage.name()
+            }),
+            _ => false,
+        }
+    }
+}
+
+/// The stages in rounds, in the order of their use.
+fn rounds(stages: Vec<Stage>, groups: &[Group]) -> Vec<Round<'_>> {
+    let mut rounds: Vec<Round<'_>> = vec![];
     for stage in stages {
-        let same = |round: &&mut Vec<Stage>| {
-            let first = round.first();
-            first.is_some_and(|first| first.is_routed() && first.name() == stage.name())
-        };
-        match rounds.iter_mut().find(same) {
-            Some(round) if stage.is_routed() => round.push(stage),
-            _ => rounds.push(vec![stage]),
+        let reads = |group: &&Group| group.layers.iter().any(|path| path == stage.first());
+        let group = groups.iter().find(reads);
+        match rounds.iter_mut().find(|round| round.takes(&stage, group)) {
+            Some(round) => round.stages.push(stage),
+            None => rounds.push(Round {
+                group,
+                stages: vec![stage],
+            }),
         }
     }
     rounds
 }
 
-/// The sums that the search of each stage needs; None for one that no token reaches.
-fn products<B: Blocks>(
+/// The stages that some token reaches, with their inputs.
+fn fed<'a, B: Blocks>(
     model: &B,
-    working: &B::Block,
-    round: &[Stage],
-    wanted: &Wanted,
+    working: &mut B::Block,
+    round: &'a [Stage],
     served: &[Tensor],
-) -> Result<Vec<Option<InputProducts>>> {
+) -> Result<Vec<Fed<'a>>> {
     let viewer = match round {
         [stage] if !stage.is_routed() => Viewer::<B>::up_to(working, stage.first()),
         _ => Viewer::new(working, &round.iter().map(Stage::first).collect()),
     };
-    let mut sums: Vec<Option<InputProducts>> = round.iter().map(|_| None).collect();
+    let mut inputs: Vec<Vec<(Tensor, Tensor)>> = round.iter().map(|_| vec![]).collect();
     for (sample, x) in served.iter().enumerate() {
         for group in viewer.run(model, x)?.1 {
-            let is_first = |stage: &Stage| group.paths.iter().any(|path| path == stage.first());
-            let Some(place) = round.iter().position(is_first) else {
-                continue;
-            };
-            let stage = &round[place];
-            let (described, input) = &wanted[stage.first()];
-            let meant = match &stage.meant[sample] {
-                Some(meant) if !stage.is_routed() => meant,
-                _ => &group.input,
-            };
-            let sums = match &mut sums[place] {
-                Some(sums) => sums,
-                empty => empty.insert(InputProducts::new(described.sizes.1)?),
-            };
-            sums.add(&input.multiplied(&group.input)?, meant)?;
+            // Stages with the same input are shown as one where nothing that is shown lies between them.
+            for (stage, inputs) in round.iter().zip(&mut inputs) {
+                if !group.paths.iter().any(|path| path == stage.first()) {
+                    continue;
+                }
+                let meant = match &stage.meant[sample] {
+                    Some(meant) if !stage.is_routed() => meant.clone(),
+                    _ => group.input.clone(),
+                };
+                inputs.push((group.input.clone(), meant));
+            }
         }
     }
-    Ok(sums)
+    let mut fed = vec![];
+    for (stage, inputs) in round.iter().zip(inputs) {
+        if inputs.is_empty() {
+            continue;
+        }
+        let mut weights = vec![];
+        for path in &stage.paths {
+            for layer in B::projections(working) {
+                if layer.path() == path {
+                    weights.push(layer.searchable()?.weight()?);
+                }
+            }
+        }
+        fed.push(Fed {
+            stage,
+            inputs,
+            weights,
+        });
+    }
+    Ok(fed)
 }

@@ -1,6 +1,6 @@
 //! How a GGUF file is written.
 
-use crate::models::setters::setters;
+use fp8_core::setters;
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,7 +1,7 @@
 //! What a dataset is made of.
 
 use super::error::DataError;
-use crate::models::setters::setters;
+use fp8_core::setters;
 use std::path::PathBuf;
 
 /// How files become rows.

@@ -77,7 +77,6 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "src/models",
         &[
-            "setters",
             "error",
             "files",
             "text",

@@ -1,6 +1,7 @@
 //! The sizes of one call of attention, which keys each query sees, and which probabilities are dropped.
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
+use fp8_core::Format;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,6 +25,9 @@ pub(crate) struct Attention {
     pub(crate) operands: Option<DType>,
     /// Whether the dimensions are batch, token, head, feature instead of batch, head, token, feature.
     pub(crate) tokens_first: bool,
+    /// Whether the backward pass reads other q and k than the forward pass did, rounded ones: then it computes the sums of exponentials
+    /// again, so that probabilities add up to 1.
+    pub(crate) normalizes: bool,
 }
 
 impl Attention {
@@ -52,7 +56,6 @@ impl Attention {
     }
 
     /// The shapes of q and of k and v.
-    #[cfg(any(target_arch = "x86_64", feature = "cuda"))]
     pub(crate) fn shapes(&self) -> [[usize; 4]; 2] {
         let of = |heads, tokens| match self.tokens_first {
             true => [self.batch, tokens, heads, self.head_dim],
@@ -60,6 +63,15 @@ impl Attention {
         };
         [of(self.heads, self.queries), of(self.kv_heads, self.keys)]
     }
+}
+
+/// The keys or the values of a cache, `[batch, kv_heads, capacity, head_dim]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CacheSide<'a> {
+    /// Values, or codes as U8.
+    pub(crate) tensor: &'a Tensor,
+    /// The format of codes, and the dequant_scale of each head.
+    pub(crate) fp8: Option<(Format, &'a [f32])>,
 }
 
 /// Dropout of probabilities: which become 0, and the factor on the others.

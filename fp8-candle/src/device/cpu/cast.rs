@@ -82,6 +82,40 @@ pub(super) fn encode<T: HighPrecision>(
     (codes, f32::from_bits(amax.into_inner()))
 }
 
+/// Codes, quant_scales and amaxes of a matrix whose blocks lie within a row: a task makes all three of a few rows while these are in its
+/// core's cache. `cast` does not round stochastically.
+pub(super) fn encode_current<T: HighPrecision>(
+    src: &[T],
+    grid: &ScaleGrid,
+    cast: &Cast,
+    quant_scale: impl Fn(f32) -> f32 + Sync,
+) -> (Vec<u8>, [Vec<f32>; 2]) {
+    let cols = grid.cols().max(1);
+    let piece = cols * (PIECE / cols).max(1);
+    let (codes, parts) = filled(0u8, src.len(), task_len(cols), |start, codes| {
+        let (mut scales, mut amaxes) = (Vec::new(), Vec::new());
+        let src = &src[start..start + codes.len()];
+        for (src, codes) in src.chunks(piece).zip(codes.chunks_mut(piece)) {
+            let grid = grid.of_rows(src.len() / cols);
+            let first = amaxes.len();
+            amaxes.resize(first + grid.len(), 0f32);
+            fp8_core::amax_rows(src, 0, &grid, &mut amaxes[first..]);
+            scales.extend(amaxes[first..].iter().map(|&amax| quant_scale(amax)));
+            fp8_core::encode_rows(cast, src, 0, &grid, &scales[first..], codes);
+        }
+        (scales, amaxes)
+    });
+    let (mut scales, mut amaxes) = (
+        Vec::with_capacity(grid.len()),
+        Vec::with_capacity(grid.len()),
+    );
+    for (part, amax) in parts {
+        scales.extend(part);
+        amaxes.extend(amax);
+    }
+    (codes, [scales, amaxes])
+}
+
 /// As many elements as `src` has, written by tasks of `len` elements.
 fn mapped<A: Sync, B: Copy + Default + Send>(
     src: &[A],
@@ -147,4 +181,34 @@ pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) 
     tasks::for_each_chunk(codes, values, TASK, |_, codes, values| {
         fp8_core::decode(format, codes, 1., values);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fp8_core::dynamic_quant_scale;
+
+    /// Made a few rows at a time, they are those that whole passes make: amaxes, then scales, then codes.
+    #[test]
+    fn blocks_within_rows_are_cast_as_in_whole_passes() {
+        let format = Format::E4M3;
+        let cast = Cast::new(format);
+        let scale = |amax| dynamic_quant_scale(amax, format);
+        // Several tasks and pieces, the last of them smaller; rows longer than a piece; partial blocks.
+        for (rows, cols, block) in [(2, 3, 2), (701, 100, 32), (3, 40_000, 128), (9, 64, 64)] {
+            let mut x: Vec<f32> = (0..rows * cols)
+                .map(|i| (i as f32 * 12.9898).sin() * (1 + i % 7) as f32)
+                .collect();
+            x[cols + 1] = f32::NAN;
+            let grid = ScaleGrid::new(rows, cols, 1, block).unwrap();
+            let amaxes = amax(&x, &grid);
+            let scales: Vec<f32> = amaxes.iter().map(|&amax| scale(amax)).collect();
+            let (codes, _) = encode(&x, &grid, &scales, &cast, false);
+            let (ours, [our_scales, our_amaxes]) = encode_current(&x, &grid, &cast, scale);
+            assert_eq!(ours, codes, "{rows}x{cols}");
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&our_scales), bits(&scales));
+            assert_eq!(bits(&our_amaxes), bits(&amaxes));
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! The CPU backend: `fp8-core` casts over threads, and the GEMMs of `gemm/`.
 
-#[cfg(target_arch = "x86_64")]
 mod attention;
 mod cast;
 pub(crate) mod elements;
@@ -11,8 +10,7 @@ mod pages;
 mod state;
 mod unfold;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use attention::CpuAttention;
+pub(crate) use attention::{CpuAttention, cached as cached_attention};
 pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
 
@@ -20,14 +18,14 @@ use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::matrix_dims;
-use crate::base::data::scales::ScalePolicy;
+use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
 use candle_core::{DType, Device, Storage, Tensor};
 use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slices};
 use float8::F8E4M3;
-use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
+use fp8_core::{Cast, Contraction, Format, Isa, Rounding, ScaleGrid};
 
 /// FP8 on the host.
 pub(crate) struct CpuBackend;
@@ -50,20 +48,7 @@ impl Backend for CpuBackend {
     ) -> Result<Tensor> {
         let _scope = enter(Kind::Cast);
         map_f32("quant_scale", amax, |amax| {
-            let quant_scale = match policy {
-                ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
-                ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
-                ScalePolicy::Mx => {
-                    let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
-                    fp8_core::reciprocal(dequant_scale.to_f32())
-                }
-                ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
-            };
-            if power_of_two {
-                fp8_core::floor_to_power_of_two(quant_scale)
-            } else {
-                quant_scale
-            }
+            quant_scale(amax, format, policy, power_of_two)
         })
     }
 
@@ -102,6 +87,46 @@ impl Backend for CpuBackend {
         let grid = ScaleGrid::tensorwise(rows, cols);
         let (codes, amax) = self.encode(x, &grid, quant_scale, cast, orientation, true)?;
         Ok((codes, tensor(vec![amax], 1)?))
+    }
+
+    /// Blocks that lie within a row are read once.
+    fn quantize_current(
+        &self,
+        x: &Tensor,
+        grid: &ScaleGrid,
+        current: CurrentScale,
+        cast: &Cast,
+        orientation: Orientation,
+    ) -> Result<CurrentCast> {
+        let CurrentScale {
+            policy,
+            power_of_two,
+        } = current;
+        let is_random = matches!(cast.rounding, Rounding::Stochastic(_));
+        let within_rows = grid.block_rows() == 1 && grid.rows() > 1;
+        if is_random || !within_rows || grid.cols() == 0 {
+            let amax = self.amax(x, grid)?;
+            let quant_scale = self.quant_scale(&amax, cast.format, policy, power_of_two)?;
+            return Ok(CurrentCast {
+                codes: self.quantize(x, grid, &quant_scale, cast, orientation)?,
+                dequant_scale: self.reciprocal(&quant_scale)?,
+                quant_scale,
+                amax,
+            });
+        }
+        let _scope = enter(Kind::Cast);
+        let scale = |amax| quant_scale(amax, cast.format, policy, power_of_two);
+        let (codes, [scales, amaxes]) = for_dtype!("quantize", "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| cast::encode_current(x, grid, cast, scale))
+        })?;
+        let shape = (grid.scale_rows(), grid.scale_cols());
+        let inverse: Vec<f32> = scales.iter().map(|&x| fp8_core::reciprocal(x)).collect();
+        Ok(CurrentCast {
+            codes: self.oriented(tensor(codes, x.shape())?, orientation)?,
+            quant_scale: tensor(scales, shape)?,
+            dequant_scale: tensor(inverse, shape)?,
+            amax: tensor(amaxes, shape)?,
+        })
     }
 
     fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
@@ -248,6 +273,23 @@ impl CpuBackend {
             row_major: orientation.row_major().then_some(codes),
             transposed,
         })
+    }
+}
+
+/// The quant_scale of one amax.
+fn quant_scale(amax: f32, format: Format, policy: ScalePolicy, power_of_two: bool) -> f32 {
+    let quant_scale = match policy {
+        ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
+        ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
+        ScalePolicy::Mx => {
+            let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
+            fp8_core::reciprocal(dequant_scale.to_f32())
+        }
+        ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
+    };
+    match power_of_two {
+        true => fp8_core::floor_to_power_of_two(quant_scale),
+        false => quant_scale,
     }
 }
 

@@ -1,16 +1,20 @@
 //! What a node keeps of a value for its backward pass.
 
+use super::codes::Coded;
+use super::memos::{Memos, new_key};
 use super::value::Value;
 use crate::base::error::Result;
 use candle_core::Tensor;
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A value that the backward pass can have again, to the bit.
+/// A value that the backward pass can have again: to the bit, but for codes and what is computed from them.
 #[derive(Clone)]
 pub(crate) enum Kept {
     Tensor(Tensor),
+    /// An argument of the node, which candle's graph holds in any case.
+    Argument(Tensor),
+    /// Rounded to FP8.
+    Codes(Coded),
     /// Computed when it is first asked for.
     Value(Value),
     /// Computed from other kept values.
@@ -24,17 +28,12 @@ pub(crate) struct Again {
     compute: Box<Compute>,
 }
 
-/// Values that were computed again in a backward pass: more than one operation may ask for one.
-#[derive(Default)]
-pub(crate) struct Memos(HashMap<usize, Tensor>);
-
 impl Kept {
     pub(crate) fn again(
         compute: impl Fn(&mut Memos) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Self {
-        static KEYS: AtomicUsize = AtomicUsize::new(0);
         Self::Again(Arc::new(Again {
-            key: KEYS.fetch_add(1, Ordering::Relaxed),
+            key: new_key(),
             compute: Box::new(compute),
         }))
     }
@@ -42,16 +41,10 @@ impl Kept {
     /// The value.
     pub(crate) fn get(&self, memos: &mut Memos) -> Result<Tensor> {
         match self {
-            Self::Tensor(tensor) => Ok(tensor.clone()),
+            Self::Tensor(tensor) | Self::Argument(tensor) => Ok(tensor.clone()),
             Self::Value(value) => Ok(value.get()?.clone()),
-            Self::Again(again) => {
-                if let Some(tensor) = memos.0.get(&again.key) {
-                    return Ok(tensor.clone());
-                }
-                let tensor = (again.compute)(memos)?;
-                memos.0.insert(again.key, tensor.clone());
-                Ok(tensor)
-            }
+            Self::Codes(coded) => coded.get(memos),
+            Self::Again(again) => memos.of(again.key, |memos| (again.compute)(memos)),
         }
     }
 
@@ -59,17 +52,8 @@ impl Kept {
     /// keeping the value.
     pub(crate) fn memo(&self) -> Option<usize> {
         match self {
-            Self::Tensor(_) | Self::Value(_) => None,
             Self::Again(again) => Some(again.key),
-        }
-    }
-}
-
-impl Memos {
-    /// Forgets a value that no operation before this one asks for.
-    pub(crate) fn forget(&mut self, memo: Option<usize>) {
-        if let Some(key) = memo {
-            self.0.remove(&key);
+            _ => None,
         }
     }
 }

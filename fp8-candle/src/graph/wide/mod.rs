@@ -28,8 +28,11 @@
 //! # Ok::<(), fp8_candle::Error>(())
 //! ```
 
+mod codes;
 pub(crate) mod kept;
+pub(crate) mod memos;
 mod opaque;
+pub(crate) mod reader;
 mod recompute;
 mod shape;
 pub(crate) mod sweep;
@@ -42,6 +45,7 @@ pub use recompute::recompute;
 use crate::base::error::Result;
 use crate::graph::{Ready, attach_all};
 use candle_core::{DType, Device, Tensor, TensorId};
+use codes::Place;
 use kept::Kept;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -62,6 +66,9 @@ pub struct WideNode {
     pub(crate) values: usize,
     pub(crate) steps: Vec<Step>,
     pub(crate) recomputes: bool,
+    /// The features of a group, if values are kept in FP8.
+    groups: Option<usize>,
+    bytes_in_fp8: usize,
 }
 
 /// A value within a [`WideNode`].
@@ -73,16 +80,24 @@ pub struct Wide {
     pub(crate) kept: Kept,
     /// Whether it is computed again anyway: then casts of it are repeated rather than kept.
     pub(crate) recast: bool,
+    /// Shared by views of one value.
+    pub(crate) codes: Place,
 }
 
 impl Wide {
     /// A value whose tensor is kept.
     pub(crate) fn held(tensor: Tensor, id: Option<usize>) -> Self {
+        Self::kept_as(Value::Made(tensor.clone()), id, Kept::Tensor(tensor))
+    }
+
+    /// A value that is read in the backward pass as `kept`.
+    pub(crate) fn kept_as(value: Value, id: Option<usize>, kept: Kept) -> Self {
         Self {
-            kept: Kept::Tensor(tensor.clone()),
-            value: Value::Made(tensor),
+            value,
             id,
+            kept,
             recast: false,
+            codes: Place::default(),
         }
     }
 
@@ -119,18 +134,39 @@ impl WideNode {
         }
     }
 
-    /// The same node with or without recomputation, in the backward pass, of everything that follows to the bit from what it
-    /// keeps anyway:
+    /// The same node with or without recomputation, in the backward pass, of everything that follows from what it keeps anyway (to the
+    /// bit, unless it keeps values in FP8):
     /// FP8 codes of the results of norms and activations, and from them results of linear layers. Less memory for about a tenth more products.
     pub fn with_recomputation(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
+    }
+
+    /// The same node that keeps, for its backward pass, what norms, activations, attention and linear layers read there in FP8 instead
+    /// of high precision: E4M3 codes with an f32 scale from the largest magnitude of each group of this many neighbouring features,
+    /// rounded to nearest even. `None` keeps the values themselves; 0 counts as 1.
+    ///
+    /// Results do not change. Gradients are those at the rounded values, which [`WideNode::with_recomputation`] also computes from.
+    /// A group that holds Inf or NaN becomes NaN, and so do gradients that depend on it. Kept as they are: arguments, which
+    /// candle's graph holds in any case, what [`WideNode::apply`] reads, and values without a gradient.
+    #[must_use]
+    pub fn with_kept_groups(self, group_size: Option<usize>) -> Self {
+        let groups = group_size.map(|size| size.max(1));
+        Self { groups, ..self }
+    }
+
+    /// Bytes of the codes and scales that this node keeps because of [`WideNode::with_kept_groups`].
+    pub fn bytes_in_fp8(&self) -> usize {
+        self.bytes_in_fp8
     }
 
     /// A tensor from outside: an input or a parameter. The same tensor is one argument however often it is used.
     pub fn argument(&mut self, x: &Tensor) -> Wide {
         let tensor = x.detach();
         let id = self.leaf(x);
-        Wide::held(tensor, id)
+        match id {
+            Some(_) => Wide::kept_as(Value::Made(tensor.clone()), id, Kept::Argument(tensor)),
+            None => Wide::held(tensor, id),
+        }
     }
 
     /// The value of an argument, if a gradient is wanted there.
@@ -169,12 +205,7 @@ impl WideNode {
             });
             id
         });
-        Wide {
-            value,
-            id,
-            kept,
-            recast: false,
-        }
+        Wide::kept_as(value, id, kept)
     }
 
     /// [`WideNode::record`] of a tensor that is kept.

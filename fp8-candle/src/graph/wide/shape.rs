@@ -16,6 +16,7 @@ impl WideNode {
         let (id, before, to) = (x.id, x.dims().to_vec(), dims.to_vec());
         let kept = match &x.kept {
             Kept::Tensor(_) | Kept::Value(_) => Kept::Tensor(tensor.clone()),
+            Kept::Argument(_) => Kept::Argument(tensor.clone()),
             again => {
                 let again = again.clone();
                 Kept::again(move |memos| Ok(again.get(memos)?.reshape(to.as_slice())?))
@@ -25,8 +26,8 @@ impl WideNode {
             // The caller's gradient is not used again, so a view of it will do.
             sweep.add_shared(id, &grad.reshape(before.as_slice())?)
         });
-        let recast = x.recast;
-        Ok(Wide { recast, ..y })
+        let (recast, codes) = (x.recast, x.codes.clone());
+        Ok(Wide { recast, codes, ..y })
     }
 
     /// Parts of the last dimension, one after the other, each contiguous.

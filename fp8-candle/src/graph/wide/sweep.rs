@@ -1,6 +1,6 @@
 //! The backward pass of a wide node.
 
-use super::kept::Memos;
+use super::memos::Memos;
 use super::value::Value;
 use crate::base::error::Result;
 use crate::base::parallel;

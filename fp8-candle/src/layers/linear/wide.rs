@@ -8,7 +8,9 @@ use crate::cast::replay::RecordedCast;
 use crate::cast::tensor::{Fp8Tensor, Quantized, multiply};
 use crate::cast::weight_version::Seen;
 use crate::device::GemmOutput;
-use crate::graph::wide::kept::{Kept, Memos};
+use crate::graph::wide::kept::Kept;
+use crate::graph::wide::memos::Memos;
+use crate::graph::wide::reader::Reader;
 use crate::graph::wide::sweep::{Backward, Step};
 use crate::graph::wide::value::Value;
 use crate::graph::wide::{Wide, WideNode};
@@ -50,7 +52,7 @@ struct Layer {
     /// How to make the codes of x again, if they are not kept.
     recast: Option<RecordedCast>,
     /// x, unless kept codes serve everything that reads it.
-    input: Option<Kept>,
+    input: Option<Reader>,
     dtype: DType,
     dims: Vec<usize>,
     weight: HeldWeight,
@@ -155,7 +157,7 @@ impl WideNode {
             plan: plan.clone(),
             saved,
             recast,
-            input: reads_input.then(|| x.kept.clone()),
+            input: reads_input.then(|| self.keep(x)).transpose()?,
             dtype: x.value.dtype(),
             dims: x.dims().to_vec(),
             weight: HeldWeight::new(weight),
@@ -196,6 +198,9 @@ impl WideNode {
                     matrix: OnceCell::new(),
                 };
                 let [dx, dw, db] = pass.gradients(ids.map(|id| id.is_some()))?;
+                if let Some(input) = &layer.input {
+                    input.done(&mut sweep.memos);
+                }
                 for (id, grad) in ids.into_iter().zip([dx, dw, db]) {
                     if let (Some(_), Some(grad)) = (id, grad) {
                         let grad = match id == ids[0] {
@@ -208,12 +213,7 @@ impl WideNode {
                 Ok(())
             })),
         });
-        Ok(Wide {
-            value: Value::Made(tensor),
-            id: Some(id),
-            kept,
-            recast: false,
-        })
+        Ok(Wide::kept_as(Value::Made(tensor), Some(id), kept))
     }
 }
 

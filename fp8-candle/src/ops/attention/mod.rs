@@ -150,6 +150,12 @@ impl Attention {
         let [q, k, v] = &qkv.map(Tensor::detach);
         let grad = &grad.detach();
         if let (Some(kernels), Some(lse)) = (self.kernels(q)?, &saved.lse) {
+            // Kernels that read the result need that of these q, k and v.
+            if self.normalizes && kernels.needs_result() {
+                let (y, lse) = kernels.forward(self, [q, k, v], q.dtype())?;
+                let y = tensor_of(y, q.shape())?;
+                return kernels.backward(self, [q, k, v], (Some(&y), &lse), grad, wanted);
+            }
             let results = (saved.result.as_ref(), lse);
             return kernels.backward(self, [q, k, v], results, grad, wanted);
         }

@@ -149,6 +149,17 @@ impl Attention {
                 k.dims(),
             ));
         }
+        let sizes = [batch, heads, kv_heads, queries, keys, head_dim];
+        Self::of(sizes, q.dtype(), options, tokens_first)
+    }
+
+    /// One call of these sizes (batch, heads, heads of keys, queries, keys, features of a head) for tensors of `dtype`.
+    pub(crate) fn of(
+        [batch, heads, kv_heads, queries, keys, head_dim]: [usize; 6],
+        dtype: DType,
+        options: &AttentionOptions,
+        tokens_first: bool,
+    ) -> Result<Self> {
         if let Some(lengths) = &options.key_lengths
             && (lengths.len() != batch || lengths.iter().any(|&length| length > keys))
         {
@@ -173,8 +184,8 @@ impl Attention {
         };
         match options.operands {
             None | Some(DType::BF16) => (),
-            Some(operands) if operands == q.dtype() => (),
-            Some(DType::F32) if q.dtype() != DType::F64 => (),
+            Some(operands) if operands == dtype => (),
+            Some(DType::F32) if dtype != DType::F64 => (),
             Some(got) => {
                 return Err(dtype_error(
                     OP,
@@ -191,7 +202,7 @@ impl Attention {
             queries,
             keys,
             head_dim,
-            causal,
+            causal: options.causal || options.window.is_some(),
             // As wide as the keys, it hides nothing that `causal` does not.
             window: options.window.filter(|&window| window < keys),
             key_lengths: options.key_lengths.as_deref().map(Into::into),
@@ -201,6 +212,7 @@ impl Attention {
             dropout,
             operands: options.operands,
             tokens_first,
+            normalizes: false,
         })
     }
 }

@@ -1,41 +1,43 @@
 //! The last tokens of a batch over the cache of the batch.
 
-use super::head::{Part, Sizes};
-use super::tokens::{CachedTokens, FEW, OP, check_cache, no_gradient};
+use super::tokens::{CachedTokens, OP, check_cache, no_gradient};
 use crate::base::check::check_float;
+use crate::base::data::attention::Attention;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, shape_error};
 use crate::base::profile::{Kind, enter};
-use crate::device::cpu::elements::{par_blocks, storage};
+use crate::device::cpu;
 use crate::ops::attention::{AttentionOptions, attention};
 use candle_core::{DType, Tensor};
 
-/// Causal attention of the last tokens over a cache that holds them and all before them, for inference.
+/// Causal attention of the last tokens over a cache that holds them and all before them, for inference: to the bit what
+/// [`attention`] of the first `keys` keys and values gives, however many of the tokens are queries.
 ///
 /// ```text
 /// y_i = sum_j softmax_j(softmax_scale * q_i . k_j) v_j    over j <= keys - tokens + i
 /// ```
 ///
-/// On the CPU keys and values are read once for all queries of a head, and FP8 codes are decoded on the way; sums and the
-/// softmax are in f32. The bits depend neither on the number of threads nor on the capacity of the cache. Elsewhere the
-/// first `keys` tokens are decoded and given to [`attention`].
+/// On the CPU the cache is read in place, and FP8 codes are decoded on the way. The bits of a query's result depend neither on the
+/// other queries, the number of threads or the capacity of the cache, nor on keys that the query does not see, as long as these are
+/// finite: tokens may come one by one, in parts or all at once. Elsewhere, and in f64, the first `keys` tokens are decoded to the
+/// dtype of `q` and given to [`attention`].
 ///
 /// # Shapes
-/// `q` `[batch, heads, tokens, head_dim]` in f32, bf16 or f16; `k` and `v` as [`CachedTokens`] says, with
-/// `tokens <= keys <= capacity`; `heads` a multiple of `kv_heads`. The result has the shape and dtype of `q`.
+/// `q` `[batch, heads, tokens, head_dim]` in f32, bf16 or f16 (or f64, over a cache in f64); `k` and `v` as [`CachedTokens`] says,
+/// with `tokens <= keys <= capacity`; `heads` a multiple of `kv_heads`. The result has the shape and dtype of `q`.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit each other, or a gradient is tracked, which would be lost.
+/// If shapes, dtypes, devices or options do not fit each other, or a gradient is tracked, which would be lost.
 ///
 /// # Examples
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use fp8_candle::ops::{CachedTokens, cached_attention};
+/// use fp8_candle::ops::{AttentionOptions, CachedTokens, cached_attention};
 ///
 /// let cache = Tensor::randn(0f32, 1.0, (1, 2, 64, 16), &Device::Cpu)?; // room for 64 tokens
 /// let q = Tensor::randn(0f32, 1.0, (1, 8, 1, 16), &Device::Cpu)?; // one token, 4 heads share one of the cache
 /// let tokens = CachedTokens::HighPrecision(&cache);
-/// let y = cached_attention(&q, tokens, tokens, 10, None)?; // ten tokens are there
+/// let y = cached_attention(&q, tokens, tokens, 10, &AttentionOptions::default())?; // ten tokens are there
 /// assert_eq!(y.dims(), [1, 8, 1, 16]);
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
@@ -44,7 +46,7 @@ pub fn cached_attention(
     k: CachedTokens<'_>,
     v: CachedTokens<'_>,
     keys: usize,
-    softmax_scale: Option<f64>,
+    options: &AttentionOptions,
 ) -> Result<Tensor> {
     let _scope = enter(Kind::Attention);
     check_float(OP, "q", q)?;
@@ -57,52 +59,22 @@ pub fn cached_attention(
             q.dims(),
         ));
     };
-    let kv_heads = check_cache((&k, &v), [batch, heads, tokens, head_dim], keys)?;
+    let sizes = [batch, heads, tokens, head_dim];
+    let kv_heads = check_cache((&k, &v), (sizes, q.dtype()), keys)?;
+    let options = options.clone().with_causal(true);
+    let sizes = [batch, heads, kv_heads, tokens, keys, head_dim];
+    let call = Attention::of(sizes, q.dtype(), &options, false)?;
     if q.elem_count() == 0 || keys == 0 {
         return Ok(q.zeros_like()?);
     }
-    let softmax_scale = softmax_scale.unwrap_or(1.0 / (head_dim as f64).sqrt());
-    if !q.device().is_cpu() {
-        let options = AttentionOptions::default().with_causal(true);
-        let options = options.with_softmax_scale(softmax_scale);
+    if !q.device().is_cpu() || q.dtype() == DType::F64 {
         let (k, v) = (
-            k.dequantize(keys, DType::F32)?,
-            v.dequantize(keys, DType::F32)?,
+            k.dequantize(keys, q.dtype())?,
+            v.dequantize(keys, q.dtype())?,
         );
-        let y = attention(&q.to_dtype(DType::F32)?, &k, &v, options)?;
-        return Ok(y.to_dtype(q.dtype())?);
+        return attention(q, &k, &v, options);
     }
     crate::base::simd::check()?;
-    let q_wide = q.to_dtype(DType::F32)?.contiguous()?;
-    let q_wide = q_wide.flatten_all()?.to_vec1::<f32>()?;
-    let capacity = k.tensor().dims()[2];
-    let (k_storage, _) = k.tensor().storage_and_layout();
-    let (v_storage, _) = v.tensor().storage_and_layout();
-    let (k, v) = (Part::new(&k, &k_storage)?, Part::new(&v, &v_storage)?);
-    let sizes = Sizes {
-        kv_heads,
-        rows: heads / kv_heads * tokens,
-        tokens,
-        keys,
-        capacity,
-        head_dim,
-        softmax_scale: softmax_scale as f32,
-    };
-    let mut y = vec![0f32; q_wide.len()];
-    let block = sizes.rows * head_dim;
-    let work = 2 * y.len() * keys;
-    let run = |start: usize, y: &mut [f32]| {
-        for (i, y) in y.chunks_mut(block).enumerate() {
-            let pair = start / block + i;
-            let q = &q_wide[pair * block..(pair + 1) * block];
-            sizes.head(pair, q, &k, &v, y);
-        }
-    };
-    match work < FEW {
-        true => run(0, &mut y),
-        false => {
-            par_blocks(&mut y, block, run);
-        }
-    }
-    Ok(tensor_of(storage(y), q.shape())?.to_dtype(q.dtype())?)
+    let y = cpu::cached_attention(q, &[(call, [k.side(), v.side()])])?;
+    tensor_of(y, q.shape())
 }

@@ -2,7 +2,6 @@
 
 mod batch;
 mod each;
-mod head;
 mod tokens;
 
 pub use batch::cached_attention;

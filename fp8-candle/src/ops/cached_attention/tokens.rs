@@ -1,13 +1,11 @@
 //! The keys and values of a cache, and what they must have.
 
-use crate::base::error::{Error, Result, shape_error};
+use crate::base::data::attention::CacheSide;
+use crate::base::error::{Error, Result, dtype_error, shape_error};
 use candle_core::{DType, Tensor};
 use fp8_core::Format;
 
 pub(super) const OP: &str = "cached_attention";
-
-/// Waking another thread takes about as long as this many multiplications.
-pub(super) const FEW: usize = 200_000;
 
 /// The keys or the values of a cache: `[batch, kv_heads, capacity, head_dim]`, contiguous, of which a call reads the first
 /// tokens.
@@ -33,6 +31,19 @@ impl<'a> CachedTokens<'a> {
             Self::HighPrecision(tensor) => tensor,
             Self::Fp8 { codes, .. } => codes,
         }
+    }
+
+    /// The same for the kernels.
+    pub(super) fn side(&self) -> CacheSide<'a> {
+        let (tensor, fp8) = match *self {
+            Self::HighPrecision(tensor) => (tensor, None),
+            Self::Fp8 {
+                codes,
+                format,
+                dequant_scales,
+            } => (codes, Some((format, dequant_scales))),
+        };
+        CacheSide { tensor, fp8 }
     }
 
     /// The values of the first `keys` tokens in `dtype`, `[batch, kv_heads, keys, head_dim]`: decoded in f32, then rounded.
@@ -65,7 +76,7 @@ impl<'a> CachedTokens<'a> {
 /// Checks that keys and values fit queries of shape `q`; how many heads they have.
 pub(super) fn check_cache(
     (k, v): (&CachedTokens<'_>, &CachedTokens<'_>),
-    q: [usize; 4],
+    (q, q_dtype): ([usize; 4], DType),
     keys: usize,
 ) -> Result<usize> {
     let [batch, heads, tokens, head_dim] = q;
@@ -91,6 +102,16 @@ pub(super) fn check_cache(
         return Err(shape_error(OP, "v", expected, v.tensor().dims()));
     }
     for (what, part) in [("k", k), ("v", v)] {
+        let CacheSide { tensor, fp8 } = part.side();
+        let narrow = matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16);
+        let fits = match fp8 {
+            Some(_) => tensor.dtype() == DType::U8,
+            None => narrow || tensor.dtype() == DType::F64 && q_dtype == DType::F64,
+        };
+        if !fits {
+            let expected = "f32, bf16 or f16, f64 as q, or u8 for codes";
+            return Err(dtype_error(OP, what, expected, tensor.dtype()));
+        }
         if let CachedTokens::Fp8 { dequant_scales, .. } = part
             && dequant_scales.len() != kv_heads
         {

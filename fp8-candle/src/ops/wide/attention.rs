@@ -37,20 +37,23 @@ impl WideNode {
     pub fn attention(&mut self, qkv: [&Wide; 3], options: &AttentionOptions) -> Result<Wide> {
         let [q, k, v] = qkv.map(|x| x.value.get());
         let tensors = [q?, k?, v?];
-        let attention = Attention::new(tensors, options, true)?;
+        let mut attention = Attention::new(tensors, options, true)?;
         let dtype = tensors[0].dtype();
         let ids = qkv.map(|x| x.id);
         // Copies in bf16 give the same bits where the products are in bf16.
-        let kept = match attention.reads_bf16_copies(tensors[0])? {
+        let copies = match attention.reads_bf16_copies(tensors[0])? {
             true => tensors.map(to_bf16),
             false => tensors.map(|x| Ok(x.clone())),
         };
-        let [q, k, v] = kept;
-        let kept = [q?, k?, v?];
-        let (tensor, saved) = attention.forward(kept.each_ref(), dtype)?;
+        let [q, k, v] = copies;
+        let copies = [q?, k?, v?];
+        let (tensor, saved) = attention.forward(copies.each_ref(), dtype)?;
+        let kept = self.keep_heads(copies, ids.iter().any(Option::is_some))?;
+        attention.normalizes = kept.rounds();
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
+            let qkv = kept.get()?;
+            let grads = attention.backward(qkv.each_ref(), &saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
                 if let Some(grad) = grad {
                     sweep.add(id, grad.to_dtype(dtype)?)?;

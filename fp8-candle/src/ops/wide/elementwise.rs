@@ -6,6 +6,7 @@ use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
 use crate::device::made_casts;
 use crate::graph::wide::kept::Kept;
+use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::Activation;
@@ -96,18 +97,22 @@ impl WideNode {
                 Value::later(&dims, tensor.dtype(), tensor.device(), source)
             }
         };
-        let kept = match self.recomputes && matches!(x.kept, Kept::Again(_)) {
+        let input = match x.id {
+            Some(_) => self.keep(x)?,
+            None => Reader::of(x),
+        };
+        let kept = match self.computes_again(&[&input]) {
             true => {
-                let x = x.kept.clone();
+                let x = input.clone();
                 Kept::again(move |memos| activation.apply(&x.get(memos)?))
             }
             false => Kept::Value(value.clone()),
         };
-        let (id, input, own) = (x.id, x.kept.clone(), kept.memo());
-        let recast = matches!(kept, Kept::Again(_));
+        let (id, own) = (x.id, kept.memo());
+        let recast = self.recomputes && own.is_some();
         let y = self.record(value, kept, &[id], move |sweep, grad| {
             sweep.memos.forget(own);
-            let x = input.get(&mut sweep.memos)?;
+            let x = input.finish(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             if made_casts(x.device()).is_none() {
                 return sweep.add(id, activation.backward(&x, &grad)?);
@@ -135,23 +140,26 @@ impl WideNode {
         activation: Activation,
     ) -> Result<Wide> {
         let tensor = activation.apply_pair(gate.value.get()?, value.value.get()?)?;
-        let again = |kept: &Kept| matches!(kept, Kept::Again(_));
-        let kept = match self.recomputes && again(&gate.kept) && again(&value.kept) {
+        let ids = [gate.id, value.id];
+        let (gate, value) = match ids.iter().any(Option::is_some) {
+            true => (self.keep(gate)?, self.keep(value)?),
+            false => (Reader::of(gate), Reader::of(value)),
+        };
+        let kept = match self.computes_again(&[&gate, &value]) {
             true => {
-                let (gate, value) = (gate.kept.clone(), value.kept.clone());
+                let (gate, value) = (gate.clone(), value.clone());
                 Kept::again(move |memos| {
                     activation.apply_pair(&gate.get(memos)?, &value.get(memos)?)
                 })
             }
             false => Kept::Tensor(tensor.clone()),
         };
-        let ids = [gate.id, value.id];
-        let (gate, value, own) = (gate.kept.clone(), value.kept.clone(), kept.memo());
-        let recast = again(&kept);
+        let own = kept.memo();
+        let recast = self.recomputes && own.is_some();
         let y = self.record(Value::Made(tensor), kept, &ids, move |sweep, grad| {
             sweep.memos.forget(own);
-            let gate = gate.get(&mut sweep.memos)?;
-            let value = value.get(&mut sweep.memos)?;
+            let gate = gate.finish(&mut sweep.memos)?;
+            let value = value.finish(&mut sweep.memos)?;
             let [dgate, dvalue] = activation.backward_pair(&gate, &value, &grad.contiguous()?)?;
             sweep.add(ids[0], dgate)?;
             sweep.add(ids[1], dvalue)

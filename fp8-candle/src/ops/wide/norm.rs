@@ -5,6 +5,7 @@ use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
 use crate::cast::weight_version::Seen;
 use crate::graph::wide::kept::Kept;
+use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::norm::Norm;
@@ -108,8 +109,12 @@ impl WideNode {
                 Value::later(input.dims(), input.dtype(), input.device(), source)
             }
         };
+        let input = match ids.iter().any(Option::is_some) {
+            true => self.keep(x)?,
+            false => Reader::of(x),
+        };
         let kept = {
-            let (x, weight, bias) = (x.kept.clone(), weight.clone(), bias.clone());
+            let (x, weight, bias) = (input.clone(), weight.clone(), bias.clone());
             let parameters = parameters.clone();
             Kept::again(move |memos| {
                 let y = norm.detached(&x.get(memos)?, &weight, bias.as_ref())?;
@@ -119,10 +124,10 @@ impl WideNode {
                 Ok(y)
             })
         };
-        let (input, own) = (x.kept.clone(), kept.memo());
+        let own = kept.memo();
         let y = self.record(value, kept, &ids, move |sweep, grad| {
             sweep.memos.forget(own);
-            let x = input.get(&mut sweep.memos)?;
+            let x = input.finish(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             let [dx, dw, db] = norm.backward(&x, &weight, &grad, 1.)?;
             if let Some(parameters) = &*parameters {

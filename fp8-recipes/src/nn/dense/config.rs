@@ -4,6 +4,7 @@ use super::axis_rules::{AxisNames, AxisRules};
 use super::init::Initializer;
 use crate::error::{DenseError, Result};
 use candle_nn::{Activation, Init};
+use fp8_core::setters;
 
 /// The options of a [`DenseGeneral`](super::DenseGeneral) or a [`Dense`](super::Dense): flax's, with its defaults.
 ///

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::nn::transformer::config::{check_dropout, unfit};
+use fp8_core::setters;
 
 /// Rank, weight and dropout of the update of a [`LoraLinear`](super::LoraLinear).
 ///

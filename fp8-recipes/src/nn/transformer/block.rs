@@ -41,7 +41,10 @@ pub(super) trait Block {
             |x| match self.fits_in_node(x) {
                 false => self.body(x, inputs, None),
                 true => {
-                    let node = WideNode::new(Self::NAME).with_recomputation(self.recomputes());
+                    let groups = current().and_then(|context| context.kept_groups());
+                    let node = WideNode::new(Self::NAME)
+                        .with_recomputation(self.recomputes())
+                        .with_kept_groups(groups);
                     InNode::run(node, x, |x| self.body(x, inputs, None))
                 }
             },
@@ -136,7 +139,7 @@ macro_rules! calls {
             }
         }
 
-        setters! { $type:
+        fp8_core::setters! { $type:
             /// A copy that is one node of the graph, or one node per layer.
             with_single_node(single_node: bool);
         }

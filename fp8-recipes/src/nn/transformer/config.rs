@@ -4,6 +4,7 @@ use super::super::ops::AttentionOptions;
 use crate::error::{Error, LayerError, Result};
 use candle_core::DType;
 use fp8_candle::ops::{Activation, AttentionDropout};
+use fp8_core::setters;
 
 /// The error of an option that does not fit.
 pub(in crate::nn) fn unfit(

@@ -1,6 +1,7 @@
 //! The other inputs of a call of a transformer module.
 
 use candle_core::Tensor;
+use fp8_core::setters;
 
 /// The other inputs of a call: positions, padding, and the seed of dropout.
 ///

@@ -13,6 +13,7 @@ use crate::array::{Array, Layer};
 use crate::error::Result;
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use fp8_core::setters;
 use fp8_scaled::{Direction, Norm};
 
 /// Attention and MLP with norms and residuals, as one node.

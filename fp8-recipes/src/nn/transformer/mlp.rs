@@ -13,6 +13,7 @@ use crate::nn::linear::joint;
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::ops::Activation;
+use fp8_core::setters;
 
 /// The first projection of a feed-forward network.
 #[derive(Debug, Clone, Fp8Module)]

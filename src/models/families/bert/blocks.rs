@@ -2,7 +2,7 @@
 
 use super::{Bert, Layer};
 use crate::models::error::Result;
-use crate::models::families::Blocks;
+use crate::models::families::{Blocks, NormReaders};
 use crate::models::layers::Projection;
 use candle_core::Tensor;
 
@@ -26,5 +26,10 @@ impl Blocks for Bert {
 
     fn projections(block: &mut Layer) -> Vec<&mut Projection> {
         block.projections().into()
+    }
+
+    fn norms(_block: &mut Layer) -> Vec<NormReaders<'_>> {
+        // The residual reads them too.
+        vec![]
     }
 }

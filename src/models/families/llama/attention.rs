@@ -64,6 +64,11 @@ impl Attention {
         self.qkv.projections().chain([&mut self.output])
     }
 
+    /// What reads the input.
+    pub(super) fn readers(&mut self) -> Vec<&mut Projection> {
+        self.qkv.projections().collect()
+    }
+
     /// Takes the gradient from the norms.
     pub(super) fn freeze(&mut self) {
         for norm in [&mut self.q_norm, &mut self.k_norm].into_iter().flatten() {
@@ -75,7 +80,7 @@ impl Attention {
     pub(super) fn forward(&self, x: &Tensor, calls: &[Call], caches: Caches<'_>) -> Result<Tensor> {
         let qkv = self.qkv.forward::<3>(x)?;
         let y = match caches {
-            Caches::Each(caches, together) if !self.is_windowed(together.keys) => {
+            Caches::Each(caches, together) => {
                 self.attend_together(&qkv, calls, caches, together)?
             }
             _ => per_call(&qkv, calls, caches, |qkv, call, cache| {
@@ -104,18 +109,16 @@ impl Attention {
         let v = v
             .reshape((batch, tokens, kv_heads, head_dim))?
             .transpose(1, 2)?;
-        let scores = Scores {
-            scale: 1. / (head_dim as f64).sqrt(),
-            window: self.sizes.window,
-        };
-        let y = scores.attend([q, k, v], call.part.seen(), cache)?;
+        let y = self.scores().attend([q, k, v], call.part.seen(), cache)?;
         let y = y.transpose(1, 2)?;
         Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
 
-    /// Whether a token may see fewer than `keys` tokens.
-    fn is_windowed(&self, keys: usize) -> bool {
-        self.sizes.window.is_some_and(|window| keys > window)
+    fn scores(&self) -> Scores {
+        Scores {
+            scale: 1. / (self.sizes.head_dim as f64).sqrt(),
+            window: self.sizes.window,
+        }
     }
 
     /// Result of attention for one token of each row, `[rows, 1, heads * head_dim]`, each over the cache of its row.
@@ -150,8 +153,8 @@ impl Attention {
             cache.append(&k.narrow(0, row, 1)?, &v.narrow(0, row, 1)?, seen)?;
             sequences.push(cache.sequence(seen + 1));
         }
-        let scale = 1. / (head_dim as f64).sqrt();
-        let y = ops::cached_attention_each(&q.detach(), &sequences, Some(scale))?;
+        let options = self.scores().options();
+        let y = ops::cached_attention_each(&q.detach(), &sequences, &options)?;
         Ok(y.reshape((rows, 1, heads * head_dim))?)
     }
 

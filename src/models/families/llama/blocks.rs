@@ -1,9 +1,9 @@
 //! The language model as a row of blocks.
 
 use super::causal::{Caches, Call, Part};
-use super::{Layer, Llama};
+use super::{Feedforward, Layer, Llama, SelfAttention};
 use crate::models::error::Result;
-use crate::models::families::Blocks;
+use crate::models::families::{Blocks, NormReaders};
 use crate::models::layers::{Projection, Rows, token_rows};
 use candle_core::Tensor;
 
@@ -34,5 +34,27 @@ impl Blocks for Llama {
 
     fn projections(block: &mut Layer) -> Vec<&mut Projection> {
         block.projections()
+    }
+
+    fn norms(block: &mut Layer) -> Vec<NormReaders<'_>> {
+        let (layers, mut norms) = match &mut block.attention {
+            SelfAttention::Heads(attention) => (attention.readers(), vec![]),
+            SelfAttention::Latent(attention) => attention.readers(),
+        };
+        norms.push(NormReaders {
+            norm: &mut block.input_norm,
+            router: None,
+            layers,
+        });
+        let (router, layers) = match &mut block.feedforward {
+            Feedforward::Dense(mlp) => (None, mlp.readers().collect()),
+            Feedforward::Mixture(moe) => moe.readers(),
+        };
+        norms.push(NormReaders {
+            norm: &mut block.post_norm,
+            router,
+            layers,
+        });
+        norms
     }
 }

@@ -1,9 +1,9 @@
 //! Causal attention of new tokens, with caches or without, for batches whose rows have seen different numbers of tokens.
 
 use crate::models::error::Result;
-use crate::models::layers::{LayerCache, Rows, masked_attention};
-use candle_core::{Device, Tensor};
-use fp8_candle::ops;
+use crate::models::layers::{LayerCache, Rows};
+use candle_core::Tensor;
+use fp8_candle::ops::{self, AttentionOptions};
 
 /// What attention needs for a part of a batch.
 #[derive(Clone)]
@@ -65,12 +65,7 @@ pub(super) struct Together {
     pub(super) q: (Tensor, Tensor),
     /// For the heads of keys.
     pub(super) k: (Tensor, Tensor),
-    /// The tokens of the longest row, the new one included.
-    pub(super) keys: usize,
 }
-
-/// Up to this many new tokens, attention reads the cache directly, without a matrix of scores.
-const FEW_TOKENS: usize = 8;
 
 /// The results of `attend` for the part of each call, in one batch. `inputs` are `[batch, tokens, ..]`; packed tokens have no cache.
 pub(super) fn per_call<const N: usize>(
@@ -112,8 +107,15 @@ pub(super) struct Scores {
 }
 
 impl Scores {
+    pub(super) fn options(&self) -> AttentionOptions {
+        AttentionOptions::default()
+            .with_causal(true)
+            .with_softmax_scale(self.scale)
+            .with_window(self.window)
+    }
+
     /// Attention of new tokens, `[batch, heads, tokens, head_dim]`, of rows that have `seen` tokens before; adds keys and values to
-    /// the cache.
+    /// the cache. With a cache or without, the results of a token are the same to the bit.
     pub(super) fn attend(
         &self,
         [q, k, v]: [Tensor; 3],
@@ -121,52 +123,9 @@ impl Scores {
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
         let Some(cache) = cache else {
-            return self.over(&q, &k, &v);
+            return Ok(ops::attention(&q, &k, &v, self.options())?);
         };
         cache.append(&k, &v, seen)?;
-        let tokens = q.dim(2)?;
-        let keys = seen + tokens;
-        let windowed = self.window.is_some_and(|window| keys > window);
-        if tokens <= FEW_TOKENS && !windowed {
-            return cache.attention(&q, keys, self.scale);
-        }
-        let (k, v) = match seen == 0 && !cache.is_lossy(k.dtype()) {
-            true => (k, v),
-            false => cache.values(keys, q.dtype())?,
-        };
-        self.over(&q, &k, &v)
+        cache.attention(&q, seen + q.dim(2)?, &self.options())
     }
-
-    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
-    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
-        match self.window {
-            Some(window) if keys > window => {
-                let mask = window_mask(tokens, keys, window, q.device())?;
-                masked_attention(q, k, v, &mask, self.scale)
-            }
-            _ => {
-                let options = ops::AttentionOptions::default().with_causal(true);
-                Ok(ops::attention(
-                    q,
-                    k,
-                    v,
-                    options.with_softmax_scale(self.scale),
-                )?)
-            }
-        }
-    }
-}
-
-/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
-fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
-    let values: Vec<f32> = (keys - tokens..keys)
-        .flat_map(|query| {
-            (0..keys).map(move |key| match key <= query && key + window > query {
-                true => 0.,
-                false => f32::NEG_INFINITY,
-            })
-        })
-        .collect();
-    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
 }

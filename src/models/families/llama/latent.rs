@@ -4,6 +4,7 @@
 use super::causal::{Caches, Call, Scores, per_call};
 use super::{LlamaConfig, MlaConfig};
 use crate::models::error::Result;
+use crate::models::families::NormReaders;
 use crate::models::layers::{LayerCache, Projection};
 use crate::nn::{RmsNorm, VarBuilder, linear_b, linear_no_bias, rms_norm};
 use candle_core::{D, Module, Tensor};
@@ -72,6 +73,22 @@ impl LatentAttention {
         };
         let others = [&mut self.kv_down, &mut self.kv_up, &mut self.output];
         query.into_iter().chain(others)
+    }
+
+    /// What reads the input, and the norms inside with what reads them.
+    pub(super) fn readers(&mut self) -> (Vec<&mut Projection>, Vec<NormReaders<'_>>) {
+        let (query, low_rank) = match &mut self.query {
+            Query::Direct(layer) => (layer, None),
+            Query::LowRank { down, norm, up } => (down, Some((norm, up))),
+        };
+        let keys_values = (&mut self.kv_norm, &mut self.kv_up);
+        let norms = low_rank.into_iter().chain([keys_values]);
+        let norms = norms.map(|(norm, layer)| NormReaders {
+            norm,
+            router: None,
+            layers: vec![layer],
+        });
+        (vec![query, &mut self.kv_down], norms.collect())
     }
 
     /// Takes the gradient from the norms.

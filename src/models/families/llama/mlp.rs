@@ -37,6 +37,11 @@ impl Mlp {
         self.gate_up.projections().chain([&mut self.down])
     }
 
+    /// What reads the input.
+    pub(super) fn readers(&mut self) -> impl Iterator<Item = &mut Projection> {
+        self.gate_up.projections()
+    }
+
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let [gate, up] = self.gate_up.forward::<2>(x)?;
         Ok(self.down.forward(&ops::swiglu(&gate, &up)?)?)

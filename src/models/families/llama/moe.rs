@@ -5,7 +5,7 @@ use super::router::{Chosen, Router};
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
 use crate::models::layers::Projection;
-use crate::nn::VarBuilder;
+use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, Tensor};
 use fp8_recipes::Fp8Module;
 
@@ -49,6 +49,13 @@ impl Moe {
     pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Projection> {
         let all = self.experts.iter_mut().chain(&mut self.shared);
         all.flat_map(Mlp::projections)
+    }
+
+    /// What reads the input: the router, and layers of all experts.
+    pub(super) fn readers(&mut self) -> (Option<&mut NamedTensor>, Vec<&mut Projection>) {
+        let all = self.experts.iter_mut().chain(&mut self.shared);
+        let layers = all.flat_map(Mlp::readers).collect();
+        (Some(self.router.weight()), layers)
     }
 
     /// Takes the gradient from the router.

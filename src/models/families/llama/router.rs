@@ -49,6 +49,11 @@ impl Router {
         })
     }
 
+    /// The weights that are multiplied with the inputs.
+    pub(super) fn weight(&mut self) -> &mut NamedTensor {
+        &mut self.weight
+    }
+
     /// Takes the gradient from the weights.
     pub(super) fn freeze(&mut self) {
         for tensor in [Some(&mut self.weight), self.correction.as_mut()]

@@ -61,11 +61,9 @@ impl Llama {
             let cos = repeated(|call| &call.rope.0)?;
             Ok((cos, repeated(|call| &call.rope.1)?))
         };
-        let longest = caches.iter().map(|cache| cache.len()).max();
         let together = Together {
             q: for_each(self.config.num_heads)?,
             k: for_each(self.config.num_kv_heads)?,
-            keys: longest.unwrap_or(0) + 1,
         };
         let layers: Vec<Vec<&LayerCache>> = (0..self.layers.len())
             .map(|layer| caches.iter().map(|cache| &cache.layers[layer]).collect())

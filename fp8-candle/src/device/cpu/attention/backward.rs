@@ -139,7 +139,8 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 let dropped = attention.dropout.map_or(0, |_| p.values.len());
                 let dropout = attention.dropout.as_ref();
                 let kept = rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
-                p.gradients(scale, lse[row], &mut ds, kept);
+                let lse = (!attention.normalizes).then_some(lse[row]);
+                p.gradients(scale, lse, &mut ds, kept);
             }
             let weights_of = |values: &[f32], to: &mut [u32]| {
                 let panel = block.steps::<U>() * PANEL;

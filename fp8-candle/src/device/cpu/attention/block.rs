@@ -192,7 +192,7 @@ impl Block {
 }
 
 /// Rows in tiles of nearly the same height.
-fn tiles(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn tiles(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.div_ceil(most);
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
 }

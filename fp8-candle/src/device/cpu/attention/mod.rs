@@ -3,50 +3,45 @@
 //!
 //! A block is worked on by one thread, and the division into tasks depends on the sizes alone, so that results are the same for
 //! any number of threads.
+//!
+//! The result of a query does not depend on the queries beside it, nor on keys that it does not see: the sum over features is
+//! one chain, and sums over keys go by their places in the sequence, with weights of exactly 0 for keys that are hidden. So a
+//! few queries over a cache (`few.rs`) give what they give among all queries of the sequence.
 
 mod backward;
 mod block;
+mod cached;
+mod choose;
+mod f32_units;
+mod few;
 mod forward;
 mod layout;
 mod pack;
 mod rows;
 mod source;
 mod split;
+#[cfg(target_arch = "x86_64")]
 mod tile;
 mod units;
+#[cfg(target_arch = "x86_64")]
+mod x86_units;
+
+pub(crate) use cached::cached;
 
 use super::elements::{Element, for_narrow, storage, tensor, with_scales};
 use crate::base::data::attention::Attention;
 use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
 use candle_core::{DType, Storage, Tensor};
-use fp8_core::{Isa, IsaLevel};
+use choose::with_units;
 use source::{Output, View, with_views};
-use units::{Bf16Units, F32Units};
 
 /// The kernels of this folder.
 pub(crate) struct CpuAttention;
 
-/// Runs `$body` with the fastest `$units`.
-macro_rules! with_units {
-    ($in_bf16:expr, $units:ident => $body:expr) => {{
-        let (isa, in_bf16) = (Isa::best(), $in_bf16);
-        if let Some($units) = Bf16Units::of(isa).filter(|_| in_bf16) {
-            $body
-        } else if let Some($units) = F32Units::<true>::of(isa, in_bf16) {
-            $body
-        } else if let Some($units) = F32Units::<false>::of(isa, in_bf16) {
-            $body
-        } else {
-            internal!("attention has no kernels for {:?}", isa.level())
-        }
-    }};
-}
-
 impl FusedAttention for CpuAttention {
     fn supports(&self, _: &Attention, dtype: DType) -> bool {
         matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
-            && Isa::best().level() != IsaLevel::Portable
     }
 
     fn needs_result(&self) -> bool {

@@ -67,19 +67,30 @@ impl<'a> Row<'a> {
         )
     }
 
-    /// Turns dot products into probabilities after dropout, by the log-sum-exp, and `gradients` of these into gradients of
-    /// the dot products, without the scale. At least one key is visible.
+    /// Turns dot products into probabilities after dropout, by the log-sum-exp (`None`: by that of these dot products), and `gradients`
+    /// of these into gradients of the dot products, without the scale. At least one key is visible.
     pub(super) fn gradients(
         &mut self,
         scale: f32,
-        lse: f32,
+        lse: Option<f32>,
         gradients: &mut Row<'_>,
         factors: &[f32],
     ) {
         simd(
             #[inline(always)]
             || {
-                self.exp(scale, |_| lse);
+                match lse {
+                    Some(lse) => {
+                        self.exp(scale, |_| lse);
+                    }
+                    None => {
+                        self.exp(scale, |row| max(row, |x| x * scale));
+                        let total = sum(self.values, |x| x);
+                        for p in &mut *self.values {
+                            *p /= total;
+                        }
+                    }
+                }
                 gradients.fill(0.0);
                 drop_out(gradients.values, factors);
                 let delta = sum2(self.values, gradients.values, |p, dp| p * dp);

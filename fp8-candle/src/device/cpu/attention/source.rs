@@ -5,8 +5,8 @@ use crate::base::data::attention::Attention;
 use crate::base::error::Result;
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
-use candle_core::{CpuStorage, Storage, Tensor};
-use fp8_core::HighPrecision;
+use candle_core::{CpuStorage, Layout, Storage, Tensor};
+use fp8_core::{Format, HighPrecision};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -17,6 +17,8 @@ enum Values<'a> {
     F32(&'a [f32]),
     BF16(&'a [bf16]),
     F16(&'a [f16]),
+    /// Codes of a format, and the dequant_scale of each head.
+    Fp8(&'a [u8], Format, &'a [f32]),
 }
 
 /// A tensor of batch entries, heads, tokens and features, in the layout of a call.
@@ -57,25 +59,8 @@ pub(super) fn with_views<const N: usize, Out>(
         .collect::<candle_core::Result<Vec<_>>>()?;
     let guards: Vec<_> = tensors.iter().map(|x| x.storage_and_layout()).collect();
     let mut views = Vec::with_capacity(N);
-    for ((storage, layout), x) in guards.iter().zip(&tensors) {
-        let start = layout.start_offset();
-        let values = match &**storage {
-            Storage::Cpu(CpuStorage::F32(values)) => Values::F32(&values[start..]),
-            Storage::Cpu(CpuStorage::BF16(values)) => Values::BF16(&values[start..]),
-            Storage::Cpu(CpuStorage::F16(values)) => Values::F16(&values[start..]),
-            _ => {
-                return Err(narrow_error(
-                    "attention",
-                    "a tensor in host memory",
-                    x.dtype(),
-                ));
-            }
-        };
-        views.push(View {
-            values,
-            strides: outer_strides(attention, layout.stride()),
-            features: attention.head_dim,
-        });
+    for (storage, layout) in &guards {
+        views.push(View::new(attention, storage, layout, None)?);
     }
     match <[View<'_>; N]>::try_from(views) {
         Ok(views) => f(views),
@@ -92,6 +77,36 @@ fn outer_strides(attention: &Attention, strides: &[usize]) -> [usize; 3] {
 }
 
 impl<'a> View<'a> {
+    /// A tensor with neighbouring features; with `fp8`, codes of this format and their dequant_scales, one per head.
+    pub(super) fn new(
+        attention: &Attention,
+        storage: &'a Storage,
+        layout: &Layout,
+        fp8: Option<(Format, &'a [f32])>,
+    ) -> Result<Self> {
+        let start = layout.start_offset();
+        let values = match (storage, fp8) {
+            (Storage::Cpu(CpuStorage::F32(values)), None) => Values::F32(&values[start..]),
+            (Storage::Cpu(CpuStorage::BF16(values)), None) => Values::BF16(&values[start..]),
+            (Storage::Cpu(CpuStorage::F16(values)), None) => Values::F16(&values[start..]),
+            (Storage::Cpu(CpuStorage::U8(codes)), Some((format, scales))) => {
+                Values::Fp8(&codes[start..], format, scales)
+            }
+            _ => {
+                return Err(narrow_error(
+                    "attention",
+                    "a tensor in host memory",
+                    storage.dtype(),
+                ));
+            }
+        };
+        Ok(Self {
+            values,
+            strides: outer_strides(attention, layout.stride()),
+            features: attention.head_dim,
+        })
+    }
+
     /// `tokens` of a head, in place or in `buffer`.
     pub(super) fn tokens<'b>(
         &self,
@@ -115,6 +130,13 @@ impl<'a> View<'a> {
             }
             Values::BF16(values) => widen_rows(&values[start..], stride, features, count, buffer),
             Values::F16(values) => widen_rows(&values[start..], stride, features, count, buffer),
+            Values::Fp8(codes, format, dequant_scales) => {
+                let rows = buffer.chunks_exact_mut(features).take(count);
+                for (row, to) in rows.enumerate() {
+                    let codes = &codes[start + row * stride..][..features];
+                    fp8_core::decode(format, codes, dequant_scales[head], to);
+                }
+            }
         }
         Tokens {
             values: buffer,
@@ -153,7 +175,8 @@ impl<T> Clone for Output<'_, T> {
 impl<T> Copy for Output<'_, T> {}
 
 impl<T: HighPrecision> Output<'_, T> {
-    /// Writes `factor * row`, rounded once, or zeros if `row` is empty.
+    /// Writes `factor * row`, rounded once, or zeros if `row` is empty. Negative zeros become positive: which of both a sum of
+    /// zeros is may depend on terms of 0 that hidden keys add.
     ///
     /// # Safety
     /// No other task may write this row.
@@ -169,7 +192,7 @@ impl<T: HighPrecision> Output<'_, T> {
             #[inline(always)]
             || {
                 for (to, &x) in to.iter_mut().zip(row) {
-                    to.write(T::from_f32(x * factor));
+                    to.write(T::from_f32(x * factor + 0.0));
                 }
             },
         );

@@ -13,6 +13,7 @@ use crate::array::Array;
 use crate::error::Result;
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use fp8_core::setters;
 
 /// The projections of queries, keys and values.
 #[derive(Debug, Clone, Fp8Module)]
