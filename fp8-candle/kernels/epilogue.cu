@@ -124,13 +124,3 @@ template <class T> __device__ void sum_partials(const float* partial, T* out, ui
     sum_partials(partial, out, parts, cols);                                                                          \
   }
 FP8_FOR_FLOATS(DEFINE)
-
-// found = 1 if `n` bytes at a and b, aligned to 4, are different.
-extern "C" __global__ void fp8_differ(const uint8_t* a, const uint8_t* b, uint32_t* found, uint64_t n) {
-  const uint64_t words = n / 4;
-  bool other = false;
-  for (uint64_t i = global_thread(); i < words; i += global_threads())
-    other |= reinterpret_cast<const uint32_t*>(a)[i] != reinterpret_cast<const uint32_t*>(b)[i];
-  for (uint64_t i = words * 4 + global_thread(); i < n; i += global_threads()) other |= a[i] != b[i];
-  if (other) *found = 1;
-}

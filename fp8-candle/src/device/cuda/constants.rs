@@ -19,6 +19,10 @@ static KEPT: Mutex<Option<HashMap<Key, Tensor>>> = Mutex::new(None);
 
 /// A tensor of `values`, the one that an earlier call with the same values has made.
 pub(super) fn constant<T: WithDType>(gpu: &Gpu, values: &[T]) -> Result<Tensor> {
+    if T::DTYPE.size_in_bytes() > 4 {
+        // Their bits may not go through an f64.
+        return gpu.upload(values);
+    }
     let bits = values.iter().flat_map(|value| value.to_f64().to_le_bytes());
     let key = (gpu.device().id(), T::DTYPE.as_str(), bits.collect());
     if let Some(kept) = lock(&KEPT).as_ref().and_then(|kept| kept.get(&key)) {

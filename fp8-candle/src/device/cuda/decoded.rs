@@ -1,6 +1,7 @@
 //! Products of operands that the chip cannot multiply as FP8: decoded to bf16 where that is exact, otherwise to f32.
 
 use super::codes::{dequantize, transpose};
+use super::constants::constant;
 use super::epilogue::scale_product;
 use super::gpu::Gpu;
 use super::operand::{Kind, Ready, along_sum, product};
@@ -28,7 +29,7 @@ pub(super) fn through_bf16(
         return Ok(None);
     }
     let (m, n) = (a.kept(), b.kept());
-    let one = Tensor::ones(1, DType::F32, a.dequant_scale.device())?;
+    let one = constant(gpu, &[1f32])?;
     let values = |operand: &GemmOperand<'_>| -> Result<Ready> {
         // Rows that begin at multiples of 16 bytes; MX blocks have such lengths.
         let contracted = match scale_after {
@@ -39,7 +40,7 @@ pub(super) fn through_bf16(
         let codes = along_sum(operand, kept, contracted)?;
         let (grid, scales) = match (scale_after, operand.contraction) {
             (true, _) => (ScaleGrid::tensorwise(kept, contracted), one.clone()),
-            (false, Contraction::Cols) => (operand.grid.clone(), operand.dequant_scale.clone()),
+            (false, Contraction::Cols) => (operand.grid, operand.dequant_scale.clone()),
             (false, Contraction::Rows) => (operand.grid.transpose(), operand.dequant_scale.t()?),
         };
         Ok(Ready {
@@ -74,7 +75,7 @@ pub(super) fn dequantized(
     (b, b_kind): (&GemmOperand<'_>, Kind),
     out: &GemmOutput<'_>,
 ) -> Result<Storage> {
-    let one = Tensor::ones(1, DType::F32, a.dequant_scale.device())?;
+    let one = constant(gpu, &[1f32])?;
     let scale_after = a_kind.is_simple() && b_kind.is_simple();
     let decode = |operand: &GemmOperand<'_>| -> Result<Tensor> {
         let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
@@ -110,9 +111,11 @@ fn finish(
     scale_after: bool,
     out: &GemmOutput<'_>,
 ) -> Result<Storage> {
-    let after = |operand: &GemmOperand<'_>| match scale_after {
-        true => operand.dequant_scale.contiguous(),
-        false => Tensor::ones(1, DType::F32, sums.device()),
+    let after = |operand: &GemmOperand<'_>| -> Result<Tensor> {
+        match scale_after {
+            true => Ok(operand.dequant_scale.contiguous()?),
+            false => constant(gpu, &[1f32]),
+        }
     };
     let scales = (after(a)?, after(b)?);
     let sizes = (a.kept(), b.kept(), b.kept());

@@ -13,7 +13,6 @@ kernels! { EPILOGUE_KERNELS in EPILOGUE;
     ADD_BIAS = floats "fp8_add_bias"("ppll");
     SUM_ROWS = floats "fp8_sum_rows"("pplli");
     SUM_PARTIALS = floats "fp8_sum_partials"("ppll");
-    DIFFER = one "fp8_differ"("pppl");
 }
 
 const OP: &str = "fp8 gemm";
@@ -104,16 +103,4 @@ pub(super) fn sum_partials(
     // SAFETY: parts rows of cols partial sums, cols results; a block of 8 warps for 32 columns.
     unsafe { launch(gpu, SUM_PARTIALS.of("sum_rows", narrow)?, shape, &args)? };
     Ok(out.into_tensor(cols)?.to_dtype(dtype)?)
-}
-
-/// Whether `len` bytes at two addresses are different. Waits for the stream.
-///
-/// # Safety
-/// The addresses must be of `len` bytes of `gpu`'s memory each, aligned to 4.
-pub(super) unsafe fn differ(gpu: &Gpu, a: u64, b: u64, len: usize) -> Result<bool> {
-    let found = gpu.zeros(DType::U32, 1)?;
-    let args = args![p a, p b, p found.ptr(), l len];
-    // SAFETY: the caller's bytes, and a number.
-    unsafe { launch(gpu, &DIFFER, Shape::stride(len.div_ceil(16)), &args)? };
-    Ok(found.into_tensor(1)?.to_vec1::<u32>()? != [0])
 }

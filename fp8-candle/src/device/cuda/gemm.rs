@@ -17,6 +17,7 @@
 //! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the
 //! last place between them.
 
+use super::constants::constant;
 use super::decoded::{dequantized, through_bf16};
 use super::epilogue::{add_bias, scale_product};
 use super::gpu::{Buffer, Gpu, aligned};
@@ -220,7 +221,7 @@ fn scaled_after(
 ) -> Result<Option<Storage>> {
     let (m, n) = (a.kept(), b.kept());
     let k = a.contracted().next_multiple_of(MULTIPLE);
-    let one = Tensor::ones((1, 1), DType::F32, a.dequant_scale.device())?;
+    let one = constant(gpu, &[1f32])?;
     let unscaled = |operand: &GemmOperand<'_>, kept| -> Result<Ready> {
         Ok(Ready {
             codes: along_sum(operand, kept, k)?,

@@ -7,7 +7,8 @@
 use super::descriptors::Descriptors;
 use super::gpu::Gpu;
 use super::product::{Element, Product, ScaleMode, describe};
-use super::race::race;
+use super::race::{is_recording, race, shows_order};
+use super::trial::Trial;
 use crate::base::error::{Error, Result};
 use crate::base::sync::lock;
 use candle_core::DType;
@@ -66,15 +67,7 @@ pub(super) fn version() -> usize {
 /// # Safety
 /// The addresses must be of memory on `gpu` as [`Product`] describes it, alive until the stream has run the product.
 pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
-    let failed = |status: lt::CublasError| -> Error {
-        Error::Gemm {
-            version: version(),
-            problem: describe(product),
-            chip: gpu.chip_name().to_string(),
-            status: status_text(status.0),
-        }
-    };
-    let descriptors = Descriptors::new(product).map_err(failed)?;
+    let descriptors = Descriptors::new(product).map_err(|status| failed(gpu, product, status))?;
     let key = Key::new(gpu, product);
     let remembered = {
         let choices = lock(&CHOICES);
@@ -82,59 +75,20 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
             .as_ref()
             .and_then(|choices| choices.get(&key).cloned())
     };
-    let blas = gpu.device().cublas_handle();
-    let handle: sys::cublasLtHandle_t = (*blas.handle()).cast();
-    let run = |&(algorithm, workspace_len): &Algorithm| -> Result<()> {
-        let workspace = match workspace_len {
-            0 => None,
-            len => Some(gpu.alloc(DType::U8, len)?),
-        };
-        let workspace_ptr = workspace.as_ref().map_or(0, super::gpu::Buffer::ptr);
-        let (alpha, beta) = (1f32, 0f32);
-        // SAFETY: handle and descriptors are alive; the caller guarantees the operands' addresses; alpha and beta are read before
-        // the call returns (host pointer mode); the workspace is freed in stream order, after the product.
-        let done = unsafe {
-            lt::matmul(
-                handle,
-                descriptors.product.0,
-                (&raw const alpha).cast(),
-                (&raw const beta).cast(),
-                // The library is column-major: it computes the transpose of the result.
-                product.b.codes as *const c_void,
-                descriptors.a.0,
-                product.a.codes as *const c_void,
-                descriptors.b.0,
-                product.out as *const c_void,
-                descriptors.d.0,
-                product.out as *mut c_void,
-                descriptors.d.0,
-                &raw const algorithm,
-                workspace_ptr as *mut c_void,
-                workspace_len,
-                gpu.stream().cu_stream().cast(),
-            )
-        };
-        done.map_err(failed)
-    };
     let choice = match remembered {
         Some(choice) => choice,
         None => {
-            let found = descriptors.algorithms(handle, most_workspace(gpu), &key.alignments);
-            let found = match found {
-                Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => vec![],
-                found => found.map_err(failed)?,
-            };
-            let len = product.a.kept * product.b.kept * product.dtype.size_in_bytes();
-            let (winner, final_) = match found.len() {
-                0 | 1 => (0, true),
-                count => {
-                    let run = |index: usize| run(&found[index]);
-                    // SAFETY: the caller guarantees the address, and its memory is not used yet.
-                    unsafe { race(gpu, count, (product.out, len), run)? }
-                }
+            let found = algorithms(gpu, product, &descriptors, &key)?;
+            let len = product.a.kept * product.b.kept;
+            let races = found.len() > 1 && shows_order(product.dtype, len);
+            let (winner, lasts) = match races {
+                true if is_recording(gpu)? => (0, false),
+                // SAFETY: the caller guarantees that the result's memory is there, and it is not used yet.
+                true => (unsafe { fastest(gpu, product, &found)? }, true),
+                false => (0, true),
             };
             let choice = Choice(found.get(winner).copied());
-            if final_ {
+            if lasts {
                 let mut choices = lock(&CHOICES);
                 let choices = choices.get_or_insert_default();
                 if choices.len() >= MOST_CHOICES {
@@ -148,8 +102,96 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
     let Some(algorithm) = choice.0 else {
         return Ok(false);
     };
-    run(&algorithm)?;
+    // SAFETY: the caller's promise.
+    unsafe { run(gpu, product, &descriptors, &algorithm)? };
     Ok(true)
+}
+
+/// What the library proposes for `product`; nothing if it does not support it.
+fn algorithms(
+    gpu: &Gpu,
+    product: &Product,
+    descriptors: &Descriptors,
+    key: &Key,
+) -> Result<Vec<Algorithm>> {
+    match descriptors.algorithms(handle(gpu), most_workspace(gpu), &key.alignments) {
+        Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => Ok(vec![]),
+        found => found.map_err(|status| failed(gpu, product, status)),
+    }
+}
+
+/// The index of the algorithm that is fastest for products like this one; the first if there is no memory to try them.
+///
+/// # Safety
+/// Nothing else may use the memory of the result, which is overwritten.
+unsafe fn fastest(gpu: &Gpu, product: &Product, found: &[Algorithm]) -> Result<usize> {
+    let Ok(trial) = Trial::new(gpu, product) else {
+        return Ok(0);
+    };
+    let product = &trial.product;
+    let descriptors = Descriptors::new(product).map_err(|status| failed(gpu, product, status))?;
+    let len = product.a.kept * product.b.kept * product.dtype.size_in_bytes();
+    // SAFETY: the operands of the trial are as its product says.
+    let run = |index: usize| unsafe { run(gpu, product, &descriptors, &found[index]) };
+    // SAFETY: the caller's promise.
+    unsafe { race(gpu, found.len(), (product.out, len), run) }
+}
+
+/// Launches `product` with this algorithm.
+///
+/// # Safety
+/// As [`multiply`].
+unsafe fn run(
+    gpu: &Gpu,
+    product: &Product,
+    descriptors: &Descriptors,
+    &(algorithm, workspace_len): &Algorithm,
+) -> Result<()> {
+    let workspace = match workspace_len {
+        0 => None,
+        len => Some(gpu.alloc(DType::U8, len)?),
+    };
+    let workspace_ptr = workspace.as_ref().map_or(0, super::gpu::Buffer::ptr);
+    let (alpha, beta) = (1f32, 0f32);
+    // SAFETY: handle and descriptors are alive; the caller guarantees the operands' addresses; alpha and beta are read before
+    // the call returns (host pointer mode); the workspace is freed in stream order, after the product.
+    let done = unsafe {
+        lt::matmul(
+            handle(gpu),
+            descriptors.product.0,
+            (&raw const alpha).cast(),
+            (&raw const beta).cast(),
+            // The library is column-major: it computes the transpose of the result.
+            product.b.codes as *const c_void,
+            descriptors.a.0,
+            product.a.codes as *const c_void,
+            descriptors.b.0,
+            product.out as *const c_void,
+            descriptors.d.0,
+            product.out as *mut c_void,
+            descriptors.d.0,
+            &raw const algorithm,
+            workspace_ptr as *mut c_void,
+            workspace_len,
+            gpu.stream().cu_stream().cast(),
+        )
+    };
+    done.map_err(|status| failed(gpu, product, status))
+}
+
+/// candle keeps the handle as long as the device.
+fn handle(gpu: &Gpu) -> sys::cublasLtHandle_t {
+    (*gpu.device().cublas_handle().handle()).cast()
+}
+
+/// The error of a call that the library has refused.
+fn failed(gpu: &Gpu, product: &Product, status: lt::CublasError) -> Error {
+    Error::Gemm {
+        version: version(),
+        problem: describe(product),
+        chip: gpu.chip_name().to_string(),
+        status: status_text(status.0),
+    }
 }
 
 /// Name of a status and what the library says of it.

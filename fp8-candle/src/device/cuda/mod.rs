@@ -33,6 +33,7 @@ mod scales;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
