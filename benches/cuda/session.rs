@@ -89,13 +89,13 @@ impl Session {
             .clamp(2, 64)
     }
 
-    /// Fails if an FP8 product since the last call was decoded and multiplied in f32: then no FP8 product was timed.
+    /// Fails if an FP8 product since the last call was decoded and multiplied in bf16 or f32: then no FP8 product was timed.
     pub fn multiplied_fp8(&self, case: &str) -> Result<()> {
         let paths = take_gemm_paths();
         ensure!(
-            paths.dequantized == 0,
-            "{case}: {} of its products were multiplied in f32, {} by cuBLASLt, {} by cuBLASLt and scaled by a kernel",
-            paths.dequantized,
+            paths.decoded + paths.dequantized == 0,
+            "{case}: {} of its products were multiplied in bf16 or f32, {} by cuBLASLt, {} by cuBLASLt and scaled by a kernel",
+            paths.decoded + paths.dequantized,
             paths.direct,
             paths.scaled_after
         );

@@ -48,7 +48,7 @@ fn gradients_pass_through_a_static_layer_and_reach_input_and_adapters() -> Outco
         let through = (grad_y.matmul(&b_values)?.matmul(&a_values)? * 2.)?;
         let grad_x = (grad_y.matmul(&dequantized)? + through)?;
         // Over the features, the adapters' ranks and 8 samples.
-        let sums = two_orders([IN, HIDDEN, 8, 8].map(roundings).iter().sum());
+        let sums = two_products(&[IN, HIDDEN, 8, 8]);
         assert_close(&format!("{case}, b"), &of(b)?, &grad_b, sums);
         assert_close(&format!("{case}, a"), &of(a)?, &grad_a, sums);
         assert_close(&format!("{case}, x"), &of(&x)?, &grad_x, sums);
@@ -134,7 +134,7 @@ fn adapters_take_inputs_of_any_rank_freeze_a_base_in_high_precision_and_merge() 
         );
         assert_eq!(y.dims(), [2, 3, HIDDEN], "{case}");
         // A scale for the tensor of the inputs is the same in both.
-        let sums = two_orders(roundings(IN) + roundings(8));
+        let sums = two_products(&[IN, 8]);
         assert_close(case, &rows.reshape(y.dims())?, &y, sums);
         let one = lora.forward(&x.get(0)?.get(0)?)?;
         assert_eq!(one.dims(), [HIDDEN], "{case}");

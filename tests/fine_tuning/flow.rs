@@ -56,10 +56,7 @@ fn from_an_fp8_file_to_the_next() -> Outcome {
         "dequantized",
         &forward(&net, &x),
         &served,
-        match on_cuda() {
-            true => 1e-2,
-            false => two_orders(roundings(IN) + roundings(HIDDEN)),
-        },
+        two_products(&[IN, HIDDEN]),
     );
 
     prepare_fp8(&net, &Default::default())?;

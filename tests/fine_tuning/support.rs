@@ -7,8 +7,8 @@ use fp8_recipes::nn::{self, Linear};
 use fp8_recipes::{
     Autocast, ExportOptions, Recipe, fp8_autocast, prepare_fp8, save_calibrated_with,
 };
-pub use fp8_test_support::rounding::{roundings, two_orders};
-pub use fp8_test_support::{assert_close, device, flat, named, on_cuda, tensor};
+pub use fp8_test_support::rounding::{roundings, two_orders, two_products};
+pub use fp8_test_support::{assert_close, device, flat, named, tensor};
 use std::path::{Path, PathBuf};
 
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;

@@ -6,7 +6,7 @@ use fp8::fp8_core::{Cast, Contraction, Format, Granularity};
 use fp8::nn::InputScaling;
 use fp8_test_support::configured::{K, N, args, compressed, file, layer, scales};
 use fp8_test_support::files::{codes, f32s, write, write_config};
-use fp8_test_support::rounding::{roundings, two_orders};
+use fp8_test_support::rounding::two_products;
 use fp8_test_support::{assert_close, assert_differ, assert_same, device, flat, of, tensor};
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -126,7 +126,7 @@ fn inputs_are_cast_as_the_configuration_says() {
         let expected = product(&cast_in_groups(&input(), size, dynamic_scales), &weight);
         let case = format!("{strategy} of {size}");
         let y = layer.forward(&input()).unwrap();
-        assert_close(&case, &y, &expected, two_orders(roundings(K)));
+        assert_close(&case, &y, &expected, two_products(&[K]));
         let scaling = layer.static_weight().unwrap().input_scaling();
         let right = match scaling {
             InputScaling::DynamicPerToken { .. } => strategy == "token",
@@ -154,7 +154,7 @@ fn inputs_are_cast_as_the_configuration_says() {
         "static",
         &layer.forward(&input()).unwrap(),
         &expected,
-        two_orders(roundings(K)),
+        two_products(&[K]),
     );
 }
 
@@ -188,7 +188,7 @@ fn block_checkpoints_of_deepseek_and_qwen_run_in_groups_of_128() {
         "groups",
         &layer.forward(&input()).unwrap(),
         &expected,
-        two_orders(roundings(K)),
+        two_products(&[K]),
     );
 }
 
@@ -232,7 +232,7 @@ fn the_scale_bytes_of_microscaled_checkpoints_are_powers_of_two() {
         "mx",
         &layer.forward(&input()).unwrap(),
         &expected,
-        two_orders(roundings(K)),
+        two_products(&[K]),
     );
 }
 

@@ -231,7 +231,7 @@ impl Sums {
         self.terms[at] += 1;
     }
 
-    /// Fails if an element is farther off than roundings to f32 explain. Every term is added at most once per rounding
+    /// Fails if an element is farther off than roundings of its sums explain. Every term is added at most once per rounding
     /// counted here: within a part of the batch or a tap, then over these.
     #[track_caller]
     pub fn check(&self, what: &str, got: &Tensor, inexact_products: bool) {
@@ -240,7 +240,7 @@ impl Sums {
         for (at, got) in got.iter().enumerate() {
             let terms = self.terms[at] * if inexact_products { 2 } else { 1 };
             // Padding takes part in the sums with zeros, which are exact. The scale is rounded on its way to the operands.
-            let bound = rounding::bound(terms + 4, self.magnitude[at], self.square[at]);
+            let bound = rounding::product_bound(terms + 4, self.magnitude[at], self.square[at]);
             let error = (got - self.exact[at]).abs();
             assert!(
                 error <= bound,

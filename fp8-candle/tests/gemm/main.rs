@@ -198,12 +198,7 @@ fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
     assert_eq!(got.len(), expected.len(), "{what}");
     for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
         let (error, magnitude) = ((got - expected).abs(), magnitude[at]);
-        let bound = rounding::bound(k, magnitude, square[at]);
-        let bound = if on_cuda() {
-            rounding::tensor_core_bound(k, square[at])
-        } else {
-            bound
-        };
+        let bound = rounding::product_bound(k, magnitude, square[at]);
         assert!(
             error <= bound,
             "{what} [{}, {}]: {got:e}, expected {expected:e}; sum of |a||b| {magnitude:e}",

@@ -28,7 +28,7 @@ fn products_take_the_expected_way() -> Result<()> {
         (e4m3, e4m3, TENSORWISE, TENSORWISE, "direct"),
         (e5m2, e4m3, TENSORWISE, TENSORWISE, "direct"),
         (e4m3, e5m2, TENSORWISE, TENSORWISE, "direct"),
-        (e5m2, e5m2, TENSORWISE, TENSORWISE, "dequantized"),
+        (e5m2, e5m2, TENSORWISE, TENSORWISE, "decoded"),
         (
             e4m3,
             e4m3,
@@ -64,21 +64,27 @@ fn products_take_the_expected_way() -> Result<()> {
             BLOCK_1X128,
             direct(vectors, "dequantized"),
         ),
-        // No library has a layout for these two.
-        (e4m3, e4m3, BLOCK_128X128, BLOCK_128X128, "dequantized"),
+        // No library has a layout for these two, but one can be repeated.
+        (
+            e4m3,
+            e4m3,
+            BLOCK_128X128,
+            BLOCK_128X128,
+            direct(vectors, "dequantized"),
+        ),
         (
             e4m3,
             e4m3,
             Granularity::Mx,
             Granularity::Mx,
-            direct(mx, "dequantized"),
+            direct(mx, "decoded"),
         ),
         (
             e5m2,
             e4m3,
             Granularity::Mx,
             Granularity::Mx,
-            direct(mx, "dequantized"),
+            direct(mx, "decoded"),
         ),
     ];
     for (a_format, b_format, a_scales, b_scales, expected) in cases {
@@ -90,17 +96,18 @@ fn products_take_the_expected_way() -> Result<()> {
             let GemmPaths {
                 direct,
                 scaled_after,
+                decoded,
                 dequantized,
                 ..
             } = take_gemm_paths();
-            let counts = [direct, scaled_after, dequantized];
+            let counts = [direct, scaled_after, decoded, dequantized];
             // A scale per row of one row is one scale.
             let expected = match (m, n, expected) {
                 (1, 1, "scaled after") => "direct",
                 _ => expected,
             };
-            let want =
-                ["direct", "scaled after", "dequantized"].map(|way| usize::from(way == expected));
+            let want = ["direct", "scaled after", "decoded", "dequantized"]
+                .map(|way| usize::from(way == expected));
             assert_eq!(
                 counts, want,
                 "{a_format} {a_scales:?} x {b_format} {b_scales:?}, [{m}, {n}, {k}]: expected {expected}"

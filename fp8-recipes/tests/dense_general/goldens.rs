@@ -59,7 +59,7 @@ impl Goldens {
 #[track_caller]
 fn close(case: &str, ours: &Tensor, theirs: &Tensor, terms: usize) {
     assert_eq!(ours.dims(), theirs.dims(), "{case}");
-    let bound = rounding::two_orders(rounding::roundings(terms)) * largest(theirs);
+    let bound = rounding::two_products(&[terms]) * largest(theirs);
     assert_within(case, ours, theirs, |_, _| bound);
 }
 

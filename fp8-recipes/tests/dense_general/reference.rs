@@ -132,7 +132,7 @@ impl Sum {
     }
 
     pub fn bound(&self) -> f64 {
-        rounding::bound(self.len, self.magnitude, self.square)
+        rounding::product_bound(self.len, self.magnitude, self.square)
     }
 }
 

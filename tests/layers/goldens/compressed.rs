@@ -7,7 +7,7 @@ use fp8::fp8_candle::{Fp8Tensor, ops};
 use fp8::fp8_core::{Cast, Format};
 use fp8::load;
 use fp8::nn::{InputScaling, Linear, linear_no_bias};
-use fp8_test_support::rounding::{gamma, roundings};
+use fp8_test_support::rounding::product_bound;
 use fp8_test_support::{device, flat64, golden, normal, sqnr};
 use safetensors::SafeTensors;
 use std::collections::HashMap;
@@ -166,12 +166,13 @@ fn check_static_layer(
     for row in 0..m {
         for col in 0..n {
             let terms = (0..k).map(|at| x_values[row * k + at] * weight[col * k + at]);
-            let (sum, magnitude) = terms.fold((0., 0.), |(sum, magnitude), term| {
-                (sum + term, magnitude + term.abs())
-            });
+            let (sum, magnitude, square) =
+                terms.fold((0., 0., 0.), |(sum, magnitude, square), term| {
+                    (sum + term, magnitude + term.abs(), square + term * term)
+                });
             let got = y[row * n + col];
             assert!(
-                (got - sum).abs() <= gamma(roundings(k)) * magnitude,
+                (got - sum).abs() <= product_bound(k, magnitude, square),
                 "{what} [{row}, {col}]: {got:e}, expected {sum:e}"
             );
         }

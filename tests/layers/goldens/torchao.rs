@@ -96,8 +96,8 @@ impl<'a> TorchaoCase<'a> {
         ] {
             let theirs = self.output(name);
             let terms = self.input("w").dims().iter().chain(self.input("x").dims());
-            let roundings = rounding::roundings(*terms.max().expect("dimensions"));
-            let summation = rounding::two_orders(roundings) * largest(theirs);
+            let terms = *terms.max().expect("dimensions");
+            let summation = rounding::two_products(&[terms]) * largest(theirs);
             let what = format!("{} emulate={emulate} {name}", self.key);
             assert_within(&what, ours, theirs, |at, value| {
                 // The output is rounded twice, before and after the bias is added.

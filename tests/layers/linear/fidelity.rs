@@ -137,9 +137,7 @@ fn emulation_agrees_with_the_fast_path() -> Result<()> {
                     "grad_x" => n,
                     _ => m,
                 };
-                let roundings = rounding::roundings(len) as f64;
-                let share = 2. * rounding::LAMBDA * rounding::UNIT * roundings.sqrt();
-                let bound = share * largest(emulated);
+                let bound = rounding::two_products(&[len]) * largest(emulated);
                 assert_within(
                     &format!("{name} {m} {k} {n}: {gemm}"),
                     fast,

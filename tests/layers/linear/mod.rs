@@ -65,7 +65,7 @@ pub fn cast_as(
         .dequantize(DType::F64)?)
 }
 
-/// A product in f64 with what [`rounding::bound`] needs to know of each sum: its length, and the sums of |a||b| and of
+/// A product in f64 with what [`rounding::product_bound`] needs to know of each sum: its length, and the sums of |a||b| and of
 /// (a b)^2.
 pub struct Oracle {
     pub product: Tensor,
@@ -108,7 +108,8 @@ impl Oracle {
         let dtype = ours.dtype();
         let ours = ours.to_dtype(DType::F64).unwrap();
         assert_within(what, &ours, &self.product, |at, value| {
-            rounding::bound(self.len, self.magnitude[at], self.square[at]) + ulp(dtype, value)
+            rounding::product_bound(self.len, self.magnitude[at], self.square[at])
+                + ulp(dtype, value)
         });
     }
 }

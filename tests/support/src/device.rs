@@ -1,20 +1,19 @@
 //! The device that tests run on. Shared by the tests of all packages.
 
 use candle_core::Device;
-use std::cell::OnceCell;
 use std::io::Write;
+use std::sync::OnceLock;
 
-thread_local! {
-    /// One per thread, so that tests do not wait for each other.
-    static DEVICE: OnceCell<Device> = const { OnceCell::new() };
-}
+/// One per process, as a program has: a stream for each of dozens of test threads would only wait for each other, and what differs
+/// between streams is not what these tests are about.
+static DEVICE: OnceLock<Device> = OnceLock::new();
 
 /// `FP8_TEST_DEVICE` is `cpu` or `cuda`. Without it: CUDA if the feature is on and there is a GPU, otherwise the CPU.
 ///
 /// # Panics
 /// If CUDA is requested and not available, or the variable has another value.
 pub fn device() -> Device {
-    DEVICE.with(|device| device.get_or_init(choose).clone())
+    DEVICE.get_or_init(choose).clone()
 }
 
 fn choose() -> Device {

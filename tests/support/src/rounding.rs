@@ -12,6 +12,7 @@
 //!   deviation of at most `u q sqrt(n)` (Higham and Mary, A new approach to probabilistic rounding error analysis). For long
 //!   sums [`LAMBDA`] times that is allowed.
 
+use crate::device::on_cuda;
 use fp8_core::Format;
 
 /// The largest relative error of rounding to f32.
@@ -58,6 +59,32 @@ pub fn two_orders(roundings: usize) -> f64 {
 /// `3 q` with hardly an exception; the standard deviation of what a truncation takes is that over `sqrt(3)`, and signs are random.
 pub fn tensor_core_bound(len: usize, square: f64) -> f64 {
     LAMBDA * 2f64.powi(-13) * (3. * roundings(len) as f64 * square).sqrt()
+}
+
+/// The bound of an FP8 product on the device of the tests: [`bound`] for sums in f32, on a GPU with that of tensor cores on top.
+pub fn product_bound(len: usize, magnitude: f64, square: f64) -> f64 {
+    let in_f32 = bound(len, magnitude, square);
+    match on_cuda() {
+        true => in_f32 + tensor_core_bound(len, square),
+        false => in_f32,
+    }
+}
+
+/// [`two_orders`] of results that FP8 products of the device of the tests have part in, with sums of `lens` terms one after the
+/// other. On a GPU the bound of [`tensor_core_bound`] is added for each: of either result, as a share of the largest of many.
+pub fn two_products(lens: &[usize]) -> f64 {
+    let count = lens.iter().map(|&len| roundings(len)).sum();
+    let in_f32 = two_orders(count);
+    match on_cuda() {
+        true => {
+            in_f32
+                + 2. * lens
+                    .iter()
+                    .map(|&len| tensor_core_bound(len, 1.))
+                    .sum::<f64>()
+        }
+        false => in_f32,
+    }
 }
 
 /// The least signal to noise, in dB, of so many sums of products of values cast to these formats, one for each operand.

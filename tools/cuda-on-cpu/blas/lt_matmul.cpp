@@ -1,6 +1,7 @@
 // The product itself and the heuristic that precedes it.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "gemm.h"
@@ -161,9 +162,12 @@ EXPORT Status cublasLtMatmulAlgoGetHeuristic(void* handle, void* desc, void* a, 
     if (p.fp8() && wishes.get<uint32_t>(alignment, 256) < 16)
       return refuse(kNotSupported, p.call, "FP8 needs alignments of 16 bytes");
   size_t workspace = std::min<size_t>(kWorkspace, wishes.get<uint64_t>(kPrefMaxWorkspace, 0));
-  results[0] = {
-      {kAlgorithmMagic, workspace, p.m, p.n, p.k, p.a.type, p.b.type, p.d.type, p.epilogue, 0}, workspace, kSuccess, 1.0f, {}};
-  *count = 1;
+  // All of them are the same product, with less and less workspace.
+  const char* wanted = getenv("FP8_FAKE_ALGORITHMS");
+  *count = std::min(requested, wanted && *wanted ? std::max(atoi(wanted), 1) : 1);
+  for (int i = 0; i < *count; i++, workspace = workspace / 2 / 256 * 256)
+    results[i] = {
+        {kAlgorithmMagic, workspace, p.m, p.n, p.k, p.a.type, p.b.type, p.d.type, p.epilogue, 0}, workspace, kSuccess, 1.0f, {}};
   return kSuccess;
 }
 

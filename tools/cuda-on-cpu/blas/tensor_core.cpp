@@ -4,6 +4,7 @@
 // largest exponent among them and the sum so far, and what lies more than 13 bits below it is cut off. Which way a negative value is
 // cut off is not said there; other generations cut magnitudes, and so does this.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -28,14 +29,12 @@ float decoded(const Operand& x, int64_t at) {
   return x.type == kE5M2 ? to_float(static_cast<const e5m2*>(x.data)[at]) : to_float(static_cast<const e4m3*>(x.data)[at]);
 }
 
-// sum = sum + products, as the tensor core has it.
-Floats step(Floats sum, const Floats* products, int64_t count) {
+// sum = sum + products, as the tensor core has it. `finite`: no operand is Inf or NaN.
+Floats step(Floats sum, const Floats* products, int64_t count, bool finite) {
   Ints largest = reinterpret_cast<Ints>(sum) & kExponent;
-  Floats plain = sum;
   for (int64_t p = 0; p < count; p++) {
     Ints exponent = reinterpret_cast<Ints>(products[p]) & kExponent;
     largest = exponent > largest ? exponent : largest;
-    plain += products[p];
   }
   // Products of FP8 values are between 2^-32 and 2^32: no power of two here leaves the range of f32.
   Ints bound = largest < (32 << 23) ? Ints{} + (32 << 23) : largest;
@@ -44,7 +43,10 @@ Floats step(Floats sum, const Floats* products, int64_t count) {
   Ints total = __builtin_convertvector(sum * up, Ints);
   for (int64_t p = 0; p < count; p++) total += __builtin_convertvector(products[p] * up, Ints);
   Floats kept = __builtin_convertvector(total, Floats) * down;
+  if (finite) return kept;
   // Inf and NaN spread as in any sum.
+  Floats plain = sum;
+  for (int64_t p = 0; p < count; p++) plain += products[p];
   return largest == kExponent ? plain : kept;
 }
 
@@ -54,15 +56,24 @@ void multiply_fp8(const Operand& a, const Operand& b, int64_t m, int64_t n, int6
                   bool fast_accum, float* sums) {
   int64_t run = scales ? scales->length : fast_accum ? std::max<int64_t>(k, 1) : kRun;
   std::vector<float> columns(n * k);
+  std::vector<char> finite_column(n, 1);
   for (int64_t j = 0; j < n; j++)
-    for (int64_t p = 0; p < k; p++) columns[j * k + p] = decoded(b, b.transposed ? p * b.ld + j : j * b.ld + p);
+    for (int64_t p = 0; p < k; p++) {
+      float value = decoded(b, b.transposed ? p * b.ld + j : j * b.ld + p);
+      columns[j * k + p] = value;
+      finite_column[j] &= std::isfinite(value);
+    }
   auto part = [&](int64_t m0, int64_t m1) {
     std::vector<Floats> rows(k);
     for (int64_t i0 = m0; i0 < m1; i0 += kRows) {
       int64_t height = std::min<int64_t>(kRows, m1 - i0);
+      bool finite_rows = true;
       for (int64_t p = 0; p < k; p++)
-        for (int64_t i = 0; i < kRows; i++)
-          rows[p][i] = i < height ? decoded(a, a.transposed ? (i0 + i) * a.ld + p : p * a.ld + i0 + i) : 0.0f;
+        for (int64_t i = 0; i < kRows; i++) {
+          float value = i < height ? decoded(a, a.transposed ? (i0 + i) * a.ld + p : p * a.ld + i0 + i) : 0.0f;
+          rows[p][i] = value;
+          finite_rows &= std::isfinite(value);
+        }
       for (int64_t j = 0; j < n; j++) {
         const float* column = &columns[j * k];
         Floats total = {};
@@ -72,7 +83,7 @@ void multiply_fp8(const Operand& a, const Operand& b, int64_t m, int64_t n, int6
             int64_t count = std::min({kStep, k - p, p0 + run - p});
             Floats products[kStep];
             for (int64_t q = 0; q < count; q++) products[q] = rows[p + q] * column[p + q];
-            sum = step(sum, products, count);
+            sum = step(sum, products, count, finite_rows && finite_column[j]);
           }
           if (scales) {
             int64_t stretch = p0 / run;

@@ -5,29 +5,32 @@
 //! | one for each operand | 8.9 | cuBLASLt, scalar scales |
 //! | one per kept index of an operand | 9.0, CUDA 12.9 | cuBLASLt, outer vectors |
 //! | the same | 8.9 | cuBLASLt to f32 without scales, then a kernel that scales, adds the bias and rounds |
-//! | 1x128, 128x128 | 9.0, CUDA 12.9 | cuBLASLt, block scales |
+//! | 1x128, 128x128 | 9.0, CUDA 12.9 | cuBLASLt, block scales; those of 128x128 by 128x128 repeated as 1x128 for one operand |
 //! | 1x32, powers of two (MX) | 10.0, CUDA 12.8 | cuBLASLt, E8M0 scales |
-//! | any other, and format pairs that the chip cannot multiply | any | dequantized, then candle's f32 product |
+//! | MX elsewhere, and format pairs that the chip cannot multiply | 8.9 | decoded to bf16, which is exact, then cuBLASLt to f32 |
+//! | any other | any | dequantized, then candle's f32 product |
 //!
-//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, with the
-//! right values.
+//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, the one before it
+//! about twice, with the right values.
 //!
 //! Rounding of a bias: cuBLASLt's epilogue adds it in f32 and rounds once. The other ways round the scaled sum to the
 //! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the
 //! last place between them.
 
-use super::codes::transpose;
+use super::constants::constant;
+use super::decoded::{dequantized, through_bf16};
 use super::epilogue::{add_bias, scale_product};
-use super::gpu::{Buffer, Gpu, with_pointers};
-use super::lt::{self, Product, ScaleMode};
-use super::operand::{Kind, Ready, along_sum};
+use super::gpu::{Buffer, Gpu, aligned};
+use super::lt;
+use super::operand::{Kind, Ready, along_sum, product};
 use super::paths;
+use super::product::{Element, ScaleMode};
 use crate::base::check::narrow_error;
-use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
+use crate::base::data::codes::{GemmOperand, GemmOutput};
 use crate::base::data::storage::take_storage;
 use crate::base::error::{Error, Result, shape_error};
 use candle_core::{DType, Storage, Tensor};
-use fp8_core::{Contraction, Format, MX_BLOCK, ScaleGrid};
+use fp8_core::{Format, MX_BLOCK};
 
 const OP: &str = "fp8 gemm";
 
@@ -81,7 +84,7 @@ pub(super) fn gemm(
         // One block per row beside an operand of another kind: scales of rows.
         _ => (Kind::of(a, false), Kind::of(b, false)),
     };
-    let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
+    let simple = Kind::is_simple;
     let vector_scales = gpu.capability() == (9, 0) && lt::version() >= VECTOR_SCALES_VERSION;
     let multiplies = multiplies(a.format, b.format);
     let done = if !multiplies {
@@ -104,17 +107,23 @@ pub(super) fn gemm(
     } else if let (true, Some(a_mode), Some(b_mode)) =
         (vector_scales, block_mode(kinds.0), block_mode(kinds.1))
     {
+        // No library multiplies two operands with scales of squares.
+        let a_mode = match (a_mode, b_mode) {
+            (ScaleMode::Block128, ScaleMode::Block128) => ScaleMode::Vector128,
+            _ => a_mode,
+        };
         direct(&gpu, (a, a_mode), (b, b_mode), out)?
     } else {
         None
     };
-    match done {
-        Some(storage) => Ok(storage),
-        None => {
-            paths::count(|paths| &mut paths.dequantized);
-            dequantized(&gpu, (a, kinds.0), (b, kinds.1), out)
-        }
+    if let Some(storage) = done {
+        return Ok(storage);
     }
+    if let Some(storage) = through_bf16(&gpu, (a, kinds.0), (b, kinds.1), out)? {
+        return Ok(storage);
+    }
+    paths::count(|paths| &mut paths.dequantized);
+    dequantized(&gpu, (a, kinds.0), (b, kinds.1), out)
 }
 
 /// Tensor cores cannot multiply two E5M2 matrices, and have no fnuz formats.
@@ -162,7 +171,7 @@ fn direct(
     let a = Ready::new(a, a_mode, rows, k)?;
     let b = Ready::new(b, b_mode, n.next_multiple_of(multiple), k)?;
     let whole = (rows, b.kept) == (m, n);
-    let bias = out.bias.map(Tensor::contiguous).transpose()?;
+    let bias = out.bias.map(aligned).transpose()?;
     // In the library's epilogue, if it supports a bias of the output's dtype and there is no padding.
     let fused = bias.is_some() && out.dtype != DType::F32 && whole;
     let attempt = |fuse: bool| {
@@ -203,36 +212,6 @@ fn finish_padded(
     }
 }
 
-fn product(
-    gpu: &Gpu,
-    a: &Ready,
-    b: &Ready,
-    y: &Buffer,
-    out: &GemmOutput<'_>,
-    bias: Option<&Tensor>,
-) -> Result<bool> {
-    let run = |pointers: [u64; 4], bias| {
-        let [a_codes, a_scale, b_codes, b_scale] = pointers;
-        let product = Product {
-            a: a.operand(a_codes, a_scale),
-            b: b.operand(b_codes, b_scale),
-            contracted: a.codes.dim(1)?,
-            out: y.ptr(),
-            dtype: out.dtype,
-            bias,
-            fast_accum: out.use_fast_accum && !a.mode.is_block() && !b.mode.is_block(),
-        };
-        // SAFETY: codes are [kept, contracted], scales as their mode requires, y has a.kept * b.kept values of the dtype,
-        // the bias b.kept of the same; all are on this device and live beyond the launch in stream order.
-        unsafe { lt::multiply(gpu, &product) }
-    };
-    let operands = [&a.codes, &a.scales, &b.codes, &b.scales];
-    with_pointers(gpu, operands, |pointers| match bias {
-        Some(bias) => with_pointers(gpu, [bias], |[bias]| run(pointers, bias)),
-        None => run(pointers, 0),
-    })
-}
-
 /// The sums in f32 without scales, then one kernel for scales, bias and rounding. `None` if the library has no algorithm.
 fn scaled_after(
     gpu: &Gpu,
@@ -242,14 +221,14 @@ fn scaled_after(
 ) -> Result<Option<Storage>> {
     let (m, n) = (a.kept(), b.kept());
     let k = a.contracted().next_multiple_of(MULTIPLE);
-    let one = gpu.upload(&[1f32])?.reshape((1, 1))?;
+    let one = constant(gpu, &[1f32])?;
     let unscaled = |operand: &GemmOperand<'_>, kept| -> Result<Ready> {
         Ok(Ready {
             codes: along_sum(operand, kept, k)?,
             scales: one.clone(),
             kept,
             mode: ScaleMode::Scalar,
-            format: operand.format,
+            element: Element::Fp8(operand.format),
         })
     };
     let (left, right) = (unscaled(a, m)?, unscaled(b, n.next_multiple_of(MULTIPLE))?);
@@ -269,49 +248,4 @@ fn scaled_after(
     let per_row = (&by_row, a_kind == Kind::PerKept);
     let per_col = (&by_col, b_kind == Kind::PerKept);
     scale_product(gpu, &sums, per_row, per_col, sizes, out).map(Some)
-}
-
-/// Decoded and multiplied by candle in f32, for what tensor cores cannot compute. Scales of whole operands and of kept
-/// indices are applied after the product. If one operand has other scales, both are scaled before it: large values of one
-/// would overflow in products with unscaled codes of the other.
-fn dequantized(
-    gpu: &Gpu,
-    (a, a_kind): (&GemmOperand<'_>, Kind),
-    (b, b_kind): (&GemmOperand<'_>, Kind),
-    out: &GemmOutput<'_>,
-) -> Result<Storage> {
-    let one = gpu.upload(&[1f32])?;
-    let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
-    let scale_after = simple(a_kind) && simple(b_kind);
-    let decode = |operand: &GemmOperand<'_>| -> Result<Tensor> {
-        let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
-        let codes = match operand.codes {
-            GemmCodes::Transposed(codes) => transpose(&codes.reshape((cols, rows))?, cols)?,
-            GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes.reshape((rows, cols))?,
-        };
-        let (grid, scales) = if scale_after {
-            (ScaleGrid::tensorwise(rows, cols), &one)
-        } else {
-            (operand.grid, operand.dequant_scale)
-        };
-        super::codes::dequantize(&codes, operand.format, &grid, scales, DType::F32)
-    };
-    let a_values = match a.contraction {
-        Contraction::Cols => decode(a)?,
-        Contraction::Rows => decode(a)?.t()?,
-    };
-    let b_values = match b.contraction {
-        Contraction::Cols => decode(b)?.t()?,
-        Contraction::Rows => decode(b)?,
-    };
-    let sums = a_values.matmul(&b_values)?;
-    let after = |operand: &GemmOperand<'_>| match scale_after {
-        true => operand.dequant_scale.contiguous(),
-        false => Ok(one.clone()),
-    };
-    let scales = (after(a)?, after(b)?);
-    let sizes = (a.kept(), b.kept(), b.kept());
-    let per_row = (&scales.0, scale_after && a_kind == Kind::PerKept);
-    let per_col = (&scales.1, scale_after && b_kind == Kind::PerKept);
-    scale_product(gpu, &sums, per_row, per_col, sizes, out)
 }

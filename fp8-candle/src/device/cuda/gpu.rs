@@ -4,7 +4,7 @@ use super::chip::Chip;
 use crate::base::error::{Error, Result, internal};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop,
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, result,
 };
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
 use candle_core::op::BackpropOp;
@@ -121,6 +121,26 @@ impl Gpu {
         }
     }
 
+    /// Copies `len` bytes on this device, in stream order.
+    ///
+    /// # Safety
+    /// Both addresses must be of `len` bytes of this device's memory, alive until the stream has come to the copy.
+    pub(crate) unsafe fn copy(&self, from: u64, to: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, len, self.stream.cu_stream()) };
+        Ok(copied.map_err(candle_core::Error::wrap)?)
+    }
+
+    /// Fills `len` bytes on this device with ones, which make NaN of any dtype, in stream order.
+    ///
+    /// # Safety
+    /// As [`Gpu::copy`].
+    pub(crate) unsafe fn fill(&self, at: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let filled = unsafe { result::memset_d8_async(at, 0xFF, len, self.stream.cu_stream()) };
+        Ok(filled.map_err(candle_core::Error::wrap)?)
+    }
+
     /// A tensor of zeros, of any size.
     pub(crate) fn zero_tensor(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
@@ -175,6 +195,17 @@ impl Buffer {
             false,
         ))
     }
+}
+
+/// `x`, contiguous and at a multiple of 16 bytes, as kernels and cuBLASLt read vectors: a copy if it is not. Whole tensors are at
+/// multiples of 256 bytes.
+pub(crate) fn aligned(x: &Tensor) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let offset = x.layout().start_offset() * x.dtype().size_in_bytes();
+    Ok(match offset.is_multiple_of(16) {
+        true => x,
+        false => x.force_contiguous()?,
+    })
 }
 
 /// Calls `f` with the addresses of the first elements of contiguous tensors on `gpu`. Until `f` returns, their memory stays

@@ -8,6 +8,9 @@ pub(crate) mod attention;
 mod cast;
 mod chip;
 mod codes;
+mod constants;
+mod decoded;
+mod descriptors;
 mod epilogue;
 mod gemm;
 pub(crate) mod gpu;
@@ -24,10 +27,13 @@ mod made_tests;
 mod operand;
 pub(crate) mod ops;
 pub(super) mod paths;
+mod product;
+mod race;
 mod scales;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};

@@ -1,15 +1,16 @@
 //! The operands of FP8 products as cuBLASLt reads them: codes with the sum contiguous, scales in the order of their mode.
 
 use super::codes::{pad, transpose};
-use super::gpu::{Gpu, with_pointers};
+use super::gpu::{Buffer, Gpu, aligned, with_pointers};
 use super::kernels::{Arg, Shape};
 use super::launch::launch;
-use super::lt::{Operand, ScaleMode};
+use super::lt;
+use super::product::{Element, Operand, Product, ScaleMode};
 use super::scales::{E8M0_TILES, Scales};
-use crate::base::data::codes::{GemmCodes, GemmOperand};
+use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::base::error::{Result, shape_error};
 use candle_core::{DType, Tensor};
-use fp8_core::{Contraction, Format, MX_BLOCK};
+use fp8_core::{Contraction, MX_BLOCK};
 
 const OP: &str = "fp8 gemm";
 
@@ -27,6 +28,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// Whether scales do not change along the sum.
+    pub(super) fn is_simple(self) -> bool {
+        matches!(self, Self::One | Self::PerKept)
+    }
+
     /// `mx`: whether the chip and the library multiply with E8M0 scales.
     pub(super) fn of(operand: &GemmOperand<'_>, mx: bool) -> Self {
         let grid = match operand.contraction {
@@ -71,7 +77,7 @@ pub(super) fn along_sum(
         }
     };
     if codes.dims() == [kept, contracted] {
-        Ok(codes.contiguous()?)
+        aligned(&codes)
     } else {
         pad(&codes, kept, contracted)
     }
@@ -83,7 +89,7 @@ pub(super) struct Ready {
     pub(super) scales: Tensor,
     pub(super) kept: usize,
     pub(super) mode: ScaleMode,
-    pub(super) format: Format,
+    pub(super) element: Element,
 }
 
 impl Ready {
@@ -96,17 +102,17 @@ impl Ready {
     ) -> Result<Self> {
         Ok(Self {
             codes: along_sum(operand, kept, contracted)?,
-            scales: scales(operand, mode, kept)?,
+            scales: aligned(&scales(operand, mode, kept)?)?,
             kept,
             mode,
-            format: operand.format,
+            element: Element::Fp8(operand.format),
         })
     }
 
     pub(super) fn operand(&self, codes: u64, dequant_scale: u64) -> Operand {
         Operand {
             codes,
-            format: self.format,
+            element: self.element,
             kept: self.kept,
             dequant_scale,
             mode: self.mode,
@@ -136,7 +142,10 @@ fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Ten
         }
         // The kept dimension is contiguous, as the cuBLAS documentation requires for 1x128 scales.
         ScaleMode::Vector128 => {
-            let scales = by_kept(scales)?;
+            let scales = match Kind::of(operand, false) {
+                Kind::Block128 => repeated(&by_kept(scales)?, operand.kept())?,
+                _ => by_kept(scales)?,
+            };
             let missing = kept - operand.kept();
             Ok(scales.pad_with_zeros(0, 0, missing)?.t()?.contiguous()?)
         }
@@ -149,6 +158,44 @@ fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Ten
         }
         ScaleMode::Mx32 => e8m0_tiles(&by_kept(scales)?),
     }
+}
+
+/// Scales of squares as those of the rows in them: each row 128 times, `kept` in all.
+fn repeated(scales: &Tensor, kept: usize) -> Result<Tensor> {
+    let (squares, along) = scales.dims2()?;
+    let rows = scales.unsqueeze(1)?.broadcast_as((squares, 128, along))?;
+    Ok(rows.reshape((squares * 128, along))?.narrow(0, 0, kept)?)
+}
+
+/// `out = a b^T` by cuBLASLt. False if the library has no algorithm.
+pub(super) fn product(
+    gpu: &Gpu,
+    a: &Ready,
+    b: &Ready,
+    y: &Buffer,
+    out: &GemmOutput<'_>,
+    bias: Option<&Tensor>,
+) -> Result<bool> {
+    let run = |pointers: [u64; 4], bias| {
+        let [a_codes, a_scale, b_codes, b_scale] = pointers;
+        let product = Product {
+            a: a.operand(a_codes, a_scale),
+            b: b.operand(b_codes, b_scale),
+            contracted: a.codes.dim(1)?,
+            out: y.ptr(),
+            dtype: out.dtype,
+            bias,
+            fast_accum: out.use_fast_accum && !a.mode.is_block() && !b.mode.is_block(),
+        };
+        // SAFETY: codes are [kept, contracted], scales as their mode requires, y has a.kept * b.kept values of the dtype,
+        // the bias b.kept of the same; all are on this device and live beyond the launch in stream order.
+        unsafe { lt::multiply(gpu, &product) }
+    };
+    let operands = [&a.codes, &a.scales, &b.codes, &b.scales];
+    with_pointers(gpu, operands, |pointers| match bias {
+        Some(bias) => with_pointers(gpu, [bias], |[bias]| run(pointers, bias)),
+        None => run(pointers, 0),
+    })
 }
 
 /// The codes of f32 powers of two `[kept, blocks]` as E8M0, in tiles of 128 by 4: U8 `[tiles down, tiles across, 512]`. A scale

@@ -11,13 +11,15 @@ pub struct GemmPaths {
     /// Multiplied by cuBLASLt into f32, then scaled and rounded by a kernel: per-row scales on chips that only take one scale
     /// per operand.
     pub scaled_after: usize,
-    /// Decoded and multiplied in f32, 20 to 30 times slower: formats that the chip cannot multiply, scales that cuBLASLt has
-    /// no layout for.
+    /// Decoded to bf16, which is exact for them, and multiplied by cuBLASLt into f32: formats that the chip cannot multiply, MX
+    /// scales on chips without them.
+    pub decoded: usize,
+    /// Decoded and multiplied in f32, 20 to 30 times slower: scales that cuBLASLt has no layout for.
     pub dequantized: usize,
 }
 
 thread_local! {
-    static COUNTS: Cell<GemmPaths> = const { Cell::new(GemmPaths { direct: 0, scaled_after: 0, dequantized: 0 }) };
+    static COUNTS: Cell<GemmPaths> = const { Cell::new(GemmPaths { direct: 0, scaled_after: 0, decoded: 0, dequantized: 0 }) };
 }
 
 /// Counts a product; `way` picks its count.

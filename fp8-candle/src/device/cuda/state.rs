@@ -1,5 +1,6 @@
 //! The scaling-state table on a GPU. No amax and no scale is copied to the host.
 
+use super::constants::constant;
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, args, kernels};
 use super::launch::launch;
@@ -97,7 +98,7 @@ impl AmaxCells for CudaCells {
         let gpu = Gpu::new(&self.device)?;
         let mut mask: Vec<u8> = which.iter().map(|&which| which.into()).collect();
         mask.resize(self.rows, 0);
-        let mask = gpu.upload(&mask)?;
+        let mask = constant(&gpu, &mask)?;
         let amax = gpu.alloc(DType::F32, self.rows)?;
         let taken = gpu.alloc(DType::U32, self.rows)?;
         with_pointers(&gpu, [cells, counts, &mask], |[cells, counts, mask]| {
@@ -171,9 +172,9 @@ pub(super) fn update_columns(
     let window = |update: &Option<RowUpdate>| {
         update.as_ref().map_or(len, |update| update.window.min(len)) as u32
     };
-    let max_values = gpu.upload(&rows.iter().map(max_value).collect::<Vec<_>>())?;
-    let windows = gpu.upload(&rows.iter().map(window).collect::<Vec<_>>())?;
-    let flags = gpu.upload(&rows.iter().map(flags).collect::<Vec<_>>())?;
+    let max_values = constant(&gpu, &rows.iter().map(max_value).collect::<Vec<_>>())?;
+    let windows = constant(&gpu, &rows.iter().map(window).collect::<Vec<_>>())?;
+    let flags = constant(&gpu, &rows.iter().map(flags).collect::<Vec<_>>())?;
     let quant_scales = gpu.alloc(DType::F32, count)?;
     let dequant_scales = gpu.alloc(DType::F32, count)?;
     let histories = gpu.alloc(DType::F32, count * len)?;

@@ -11,6 +11,7 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::codes::CODE_KERNELS,
     super::state::STATE_KERNELS,
     super::epilogue::EPILOGUE_KERNELS,
+    super::trial::TRIAL_KERNELS,
     super::adamw::ADAMW_KERNELS,
     super::attention::ATTENTION[0],
     super::attention::ATTENTION[1],
