@@ -7,6 +7,7 @@ use candle_core::{Device, Tensor};
 use fp8::fp8_candle::profile::{Kind, enter};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use rapidhash::v3::rapidhash_v3;
 use std::path::{Path, PathBuf};
 
 /// Share of the text, at its end, that is never trained on.
@@ -57,12 +58,11 @@ impl Data {
                 "{what}: {tokens} tokens of {part} text are too few, one batch of {batch} x {context} needs more than {need}: give a smaller --context or --batch, or more text"
             );
         }
-        let hash = text
-            .iter()
-            .chain(&validation)
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-            });
+        let hash = rapidhash_v3(
+            &[rapidhash_v3(&text), rapidhash_v3(&validation)]
+                .map(u64::to_le_bytes)
+                .concat(),
+        );
         let total = text.len() + validation.len();
         Ok(Self {
             train,

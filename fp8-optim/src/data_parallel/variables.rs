@@ -7,6 +7,7 @@ use candle_core::{Device, Tensor, TensorId, Var};
 use candle_nn::VarMap;
 use fp8_candle::weight_version::{WeightVersion, announce_change};
 use fp8_ranks::{ProcessGroup, ReduceOp};
+use rapidhash::v3::rapidhash_v3;
 use std::collections::{HashMap, HashSet};
 
 /// Variables of float dtypes, sorted by name. A tied variable, which has two names, is listed once.
@@ -64,10 +65,7 @@ impl Variables {
             .map(|(name, var)| format!("{name}: {:?} {:?}", var.dtype(), var.dims()))
             .collect();
         let text = own.join("\n");
-        // 64 bits of FNV-1a.
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = rapidhash_v3(text.as_bytes());
         let (high, low) = ((hash >> 32) as u32, hash as u32);
         // Under the maximum, a number and its complement both stay what they are only if all ranks have the same.
         let check = Tensor::new(&[high, !high, low, !low], &Device::Cpu)?;

@@ -8,6 +8,7 @@ use crate::group::ProcessGroup;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use rapidhash::v3::rapidhash_v3;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -154,10 +155,7 @@ impl ShardedVarMap {
                 )
             })
             .collect();
-        // 64 bits of FNV-1a.
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = rapidhash_v3(text.as_bytes());
         let group = self.group();
         let failed = |error: candle_core::Error| group.give_up(error);
         let own = Tensor::new(&[(hash >> 32) as u32, hash as u32], &Device::Cpu);

@@ -1,5 +1,6 @@
 //! What this rank has communicated for sharded parameters.
 
+use rapidhash::v3::rapidhash_v3;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A hash of the gathers and scatters so far. Ranks whose hash differs have gathered other parameters, or in another order, or cast them
@@ -19,12 +20,8 @@ pub(super) enum Did {
 impl Trace {
     /// Adds what was done with parameter number `index`, by one thread at a time. `detail`: what else must agree.
     pub(super) fn note(&self, did: Did, index: usize, detail: u64) {
-        let mut hash = self.0.load(Ordering::Relaxed);
-        for part in [did as u64, index as u64, detail] {
-            // FNV-1a over words, mixed because its low bits see only low bits.
-            hash = (hash ^ part).wrapping_mul(0x0100_0000_01b3);
-            hash ^= hash >> 29;
-        }
+        let words = [self.get(), did as u64, index as u64, detail];
+        let hash = rapidhash_v3(&words.map(u64::to_le_bytes).concat());
         self.0.store(hash, Ordering::Relaxed);
     }
 

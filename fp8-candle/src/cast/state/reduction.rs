@@ -1,10 +1,11 @@
 //! One reduction of a table's amaxes over ranks, and the check that all ranks reduce the same.
 
 use super::group::ReductionGroup;
-use super::table::{RowRule, StateTable, fnv_1a};
+use super::table::{RowRule, StateTable};
 use crate::base::data::columns::Recorded;
 use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
+use rapidhash::v3::rapidhash_v3;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -125,12 +126,11 @@ impl Reduction<'_> {
         Ok((recorded, used))
     }
 
-    /// A number that is the same on ranks which reduce the same: FNV-1a, folded.
+    /// A number that is the same on ranks which reduce the same.
     fn check(&self, step: u64) -> u64 {
         let names = self.table.lock().names_hash;
         let words = [names, step, self.phase as u64];
-        let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-        let hash = bytes.fold(0xcbf2_9ce4_8422_2325, fnv_1a);
+        let hash = rapidhash_v3(&words.map(u64::to_le_bytes).concat());
         (hash ^ (hash >> 24) ^ (hash >> 48)) & LARGEST
     }
 

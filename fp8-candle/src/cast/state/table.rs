@@ -9,6 +9,7 @@ use crate::base::sync::{lock, read, write};
 use crate::device::{AmaxCells, backend};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format};
+use rapidhash::v3::rapidhash_v3;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
@@ -165,7 +166,7 @@ impl StateTable {
                 rows: vec![],
                 columns: initial_columns(0, 0, device)?,
                 gradients_due: false,
-                names_hash: 0xcbf2_9ce4_8422_2325,
+                names_hash: 0,
                 reported: Tensor::zeros(0, DType::U32, device)?,
             }),
             running: RwLock::new(backend(device)?.amax_cells(device, 0)?),
@@ -201,8 +202,8 @@ impl StateTable {
             while !taken.insert(id) {
                 id = id.wrapping_add(1);
             }
-            // With a byte that no name has between them.
-            inner.names_hash = name.bytes().chain([0xff]).fold(inner.names_hash, fnv_1a);
+            let bytes = inner.names_hash.to_le_bytes();
+            inner.names_hash = rapidhash_v3(&[&bytes, name.as_bytes()].concat());
             inner.rows.push(Row {
                 name: name.into(),
                 role,
@@ -297,16 +298,11 @@ impl StateTable {
     }
 }
 
-/// A tensor id for stochastic rounding, the same in every run: FNV-1a with 64 bits, folded. Two models of one run have other bits
+/// A tensor id for stochastic rounding, the same in every run and on every machine. Two models of one run have other bits
 /// unless their layers have the same names.
 fn id_of(name: &str) -> u32 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv_1a);
+    let hash = rapidhash_v3(name.as_bytes());
     (hash ^ (hash >> 32)) as u32
-}
-
-/// One step of FNV-1a with 64 bits.
-pub(super) fn fnv_1a(hash: u64, byte: u8) -> u64 {
-    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
 }
 
 /// Scales of 1 and histories of zeros.

@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use fp8_core::setters;
+use rapidhash::v3::rapidhash_v3;
 
 /// The other inputs of a call: positions, padding, and the seed of dropout.
 ///
@@ -46,10 +47,8 @@ impl<'a> LayerInputs<'a> {
 
 /// A seed of its own for one of several places in the layer at `path`.
 pub(in crate::nn) fn seed_at(seed: u64, path: &str, place: u64) -> u64 {
-    // FNV-1a: the same on every machine.
-    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
+    // The same on every machine.
+    let hash = rapidhash_v3(path.as_bytes());
     seed ^ hash.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
