@@ -6,9 +6,10 @@ use crate::session::{Field, Session, Times};
 use crate::timing::Contestant;
 use anyhow::Result;
 use candle_core::{DType, Tensor, Var};
+use fp8::AttentionProducts;
 use fp8::fp8_candle::WideNode;
 use fp8::fp8_candle::wide::backward;
-use fp8::nn::ops::{AttentionOptions, AttentionProducts};
+use fp8::nn::ops::AttentionOptions;
 
 /// Batch, tokens, heads, features of a head.
 const SIZES: [[usize; 4]; 3] = [[8, 256, 4, 64], [2, 1024, 8, 64], [1, 2048, 8, 128]];
