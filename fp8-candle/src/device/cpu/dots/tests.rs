@@ -40,7 +40,7 @@ fn dot<V: Real>(x: &[V], w: &[V], fuses: bool) -> V {
     }
     for width in [8, 4, 2, 1] {
         for lane in 0..width {
-            lanes[lane] = lanes[lane] + lanes[lane + width];
+            lanes[lane] += lanes[lane + width];
         }
     }
     lanes[0]
