@@ -10,7 +10,7 @@ use fp8_recipes::{
     Autocast, ExportOptions, Fp8LinearConfig, Fp8Module, LayerKind, PrepareOptions, RecipeName,
     Role, end_step, prepare_fp8, save_calibrated_with, with_fp8,
 };
-use fp8_test_support::{assert_same, device, tensor};
+use fp8_test_support::{assert_same, device, skipped_on_cuda, tensor};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
@@ -92,6 +92,9 @@ fn reports_say_what_each_layer_is() -> Done {
 /// A kernel is cast once for each change, in micro-batches and evaluation too.
 #[test]
 fn the_kernel_is_cast_once_for_each_change() -> Done {
+    if skipped_on_cuda("a change of a weight is noticed if it is announced") {
+        return Ok(());
+    }
     let (vars, net) = net()?;
     prepare_fp8(&net, &PrepareOptions::default())?;
     let casts = || cast_counts(&net)[&Operand::Weight];
@@ -118,6 +121,9 @@ fn the_kernel_is_cast_once_for_each_change() -> Done {
 /// A kernel that changes between a forward pass and its backward pass is an error, where the backward pass reads it again.
 #[test]
 fn a_kernel_that_changes_before_the_backward_pass_is_noticed() -> Done {
+    if skipped_on_cuda("a change of a weight is noticed if it is announced") {
+        return Ok(());
+    }
     for batch_axis in [vec![], vec![0]] {
         let dims: &[usize] = if batch_axis.is_empty() {
             &[16, 8]

@@ -131,12 +131,17 @@ impl Norm {
             }
         }
         let rows = x.len() / cols;
-        let over_rows = |term: &dyn Fn(usize) -> Approx| -> Vec<Approx> {
-            let column = |col| sum_random((0..rows).map(|row| term(row * cols + col)), rows);
-            (0..cols).map(column).collect()
+        let column = |col| (0..rows).map(move |row| row * cols + col);
+        let dw = |col| {
+            let terms = column(col).map(|i| Approx::exact(grad[i]) * normed[i]);
+            sum_random(terms, rows)
         };
-        let dw = over_rows(&|i| Approx::exact(grad[i]) * normed[i]);
-        let db = over_rows(&|i| Approx::exact(grad[i]));
+        // The caller's gradients may all have one sign in a column.
+        let db = |col| sum(column(col).map(|i| Approx::exact(grad[i])), rows);
+        let [dw, db] = [
+            (0..cols).map(dw).collect(),
+            (0..cols).map(db).collect::<Vec<_>>(),
+        ];
         [dx, dw, db]
     }
 }

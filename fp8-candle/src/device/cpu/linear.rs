@@ -49,16 +49,13 @@ fn in_f32<X: Element<Real = f32>, W: Element<Real = f32>>(
     let epilogue = Epilogue::unscaled(bias);
     with_slices([x], |[x]: [&[X]; 1]| {
         with_slices([weight], |[weight]: [&[W]; 1]| {
-            // What needs no widening is read where it lies.
-            let mut nothing = Vec::new();
-            let held = (W::DTYPE == DType::F32).then(|| W::load(weight, &mut nothing));
             storage(filled(m * n, |out: Shared<'_, MaybeUninit<X>>| {
                 let sizes = Sizes { m, n, k };
                 dots::product(
                     Isa::best(),
                     sizes,
                     widened(x, k),
-                    (widened(weight, k), held),
+                    widened(weight, k),
                     |row, col, sums| {
                         let first = row * n + col;
                         // SAFETY: each element is finished once.

@@ -44,15 +44,15 @@ enum Feedforward {
 
 #[derive(Debug, Clone, Fp8Module)]
 enum SelfAttention {
-    Heads(Attention),
-    Latent(LatentAttention),
+    Heads(Box<Attention>),
+    Latent(Box<LatentAttention>),
 }
 
 impl SelfAttention {
     fn new(config: &LlamaConfig, index: usize, vb: VarBuilder<'_>) -> Result<Self> {
         Ok(match &config.mla {
-            None => Self::Heads(Attention::new(config, index, vb)?),
-            Some(mla) => Self::Latent(LatentAttention::new(config, mla, vb)?),
+            None => Self::Heads(Box::new(Attention::new(config, index, vb)?)),
+            Some(mla) => Self::Latent(Box::new(LatentAttention::new(config, mla, vb)?)),
         })
     }
 

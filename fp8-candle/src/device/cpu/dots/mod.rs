@@ -34,25 +34,21 @@ pub(super) struct Sizes {
 }
 
 /// The product in f32; `finish(row, col, sums)` takes the sums of a row from column `col` on, once for each element.
-///
-/// `held`: all rows of w one after the other, if they lie so; a few rows of x then read them where they lie.
 pub(super) fn product(
     isa: Isa,
     sizes: Sizes,
     x: impl Rows<f32>,
-    (w, held): (impl Rows<f32>, Option<&[f32]>),
+    w: impl Rows<f32>,
     finish: impl Fn(usize, usize, &[f32]) + Sync,
 ) {
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 | IsaLevel::Avx512Bf16 | IsaLevel::Amx => {
-            Product::new(x86::Avx512::of(isa), sizes, &x, (&w, held), &finish).run();
+            Product::new(x86::Avx512::of(isa), sizes, &x, &w, &finish).run();
         }
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx2 => {
-            Product::new(x86::Avx2::of(isa), sizes, &x, (&w, held), &finish).run();
-        }
-        _ => Product::new(Some(Portable::default()), sizes, &x, (&w, held), &finish).run(),
+        IsaLevel::Avx2 => Product::new(x86::Avx2::of(isa), sizes, &x, &w, &finish).run(),
+        _ => Product::new(Some(Portable::default()), sizes, &x, &w, &finish).run(),
     }
 }
 
@@ -63,7 +59,7 @@ pub(super) fn product_f64(
     w: impl Rows<f64>,
     finish: impl Fn(usize, usize, &[f64]) + Sync,
 ) {
-    Product::new(Some(Portable::default()), sizes, &x, (&w, None), &finish).run();
+    Product::new(Some(Portable::default()), sizes, &x, &w, &finish).run();
 }
 
 /// Elements of a sum that are multiplied at a time, so that those of a few rows of w stay in the first-level cache.
@@ -79,22 +75,17 @@ const TASK_ROWS: usize = 96;
 /// Elements of x that are packed at a time.
 const PACKED: usize = 1 << 23;
 
-/// Tiles of rows of x up to which rows of w are read where they lie: more of them share what is packed.
-const TILES_IN_PLACE: usize = 2;
-
 /// Multiply-adds from which a second thread pays off.
 const PARALLEL_WORK: usize = 1 << 19;
 
 /// One product in progress.
-struct Product<'a, K: Tiles, X, W, F> {
+struct Product<'a, K, X, W, F> {
     kernels: K,
     sizes: Sizes,
     /// Elements from one packed row to the next.
     stride: usize,
     x: &'a X,
     w: &'a W,
-    /// The rows of w, if they are read where they lie: without the padding of packed ones.
-    held: Option<&'a [K::Value]>,
     finish: &'a F,
 }
 
@@ -112,14 +103,7 @@ where
     W: Rows<K::Value>,
     F: Fn(usize, usize, &[K::Value]) + Sync,
 {
-    fn new(
-        kernels: Option<K>,
-        sizes: Sizes,
-        x: &'a X,
-        (w, held): (&'a W, Option<&'a [K::Value]>),
-        finish: &'a F,
-    ) -> Self {
-        let few = sizes.m <= TILES_IN_PLACE * K::ROWS && sizes.k.is_multiple_of(LANES);
+    fn new(kernels: Option<K>, sizes: Sizes, x: &'a X, w: &'a W, finish: &'a F) -> Self {
         let padded = sizes.k.next_multiple_of(LANES);
         Self {
             kernels: kernels.expect("an `Isa` of this level has the kernels of this level"),
@@ -128,7 +112,6 @@ where
             stride: padded + if padded.is_multiple_of(256) { LANES } else { 0 },
             x,
             w,
-            held: held.filter(|_| few),
             finish,
         }
     }
@@ -233,19 +216,10 @@ where
         for group in (0..cols).step_by(K::COLS) {
             let width = K::COLS.min(cols - group);
             let first = block.cols.start + group;
-            let (w, w_stride) = match self.held {
-                Some(held) if width == K::COLS => {
-                    let k = self.sizes.k;
-                    (&held[first * k..(first + width) * k], k)
-                }
-                _ => {
-                    let (some, rest) = w.split_at_mut(width * stride);
-                    self.pack(self.w, first..first + width, some);
-                    // Missing rows give results that are dropped.
-                    rest.fill(K::ZERO);
-                    (&*w, stride)
-                }
-            };
+            let (some, rest) = w.split_at_mut(width * stride);
+            self.pack(self.w, first..first + width, some);
+            // Missing rows give results that are dropped.
+            rest.fill(K::ZERO);
             for slice in 0..slices {
                 let start = slice * SLICE;
                 let steps = (padded - start).min(SLICE) / LANES;
@@ -257,7 +231,7 @@ where
                     let at = if slices > 1 { tile * tile_lanes } else { 0 };
                     let lanes = &mut lanes[at..at + height * K::COLS * LANES];
                     let x = (&x[(row * stride + start).min(x.len())..], stride);
-                    let w = (&w[start.min(w.len())..], w_stride);
+                    let w = (&w[start.min(w.len())..], stride);
                     self.kernels.add(height, x, w, steps, lanes, slice > 0);
                     if slice + 1 == slices {
                         let totals = &mut totals[..height * K::COLS];

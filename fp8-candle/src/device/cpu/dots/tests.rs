@@ -19,10 +19,6 @@ fn random(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| rng.random_range(-1f32..1.)).collect()
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
-}
-
 /// A sum as the head of the module and [`Tiles::total`] define it.
 fn dot<V: Real>(x: &[V], w: &[V], fuses: bool) -> V {
     let mut lanes = [V::ZERO; LANES];
@@ -40,7 +36,7 @@ fn dot<V: Real>(x: &[V], w: &[V], fuses: bool) -> V {
     }
     for width in [8, 4, 2, 1] {
         for lane in 0..width {
-            lanes[lane] = lanes[lane] + lanes[lane + width];
+            lanes[lane] += lanes[lane + width];
         }
     }
     lanes[0]
@@ -65,7 +61,7 @@ fn collected<V: Real>(
         .collect()
 }
 
-const SIZES: [(usize, usize, usize); 18] = [
+const SIZES: [(usize, usize, usize); 16] = [
     (0, 3, 4),
     (3, 0, 4),
     (2, 3, 0),
@@ -82,8 +78,6 @@ const SIZES: [(usize, usize, usize); 18] = [
     (13, 7, 2 * SLICE + 40),
     (130, 200, 64),
     (70, 20, 2100),
-    (2, 9, 48),
-    (3, 20, 2 * SLICE + 64),
 ];
 
 #[test]
@@ -91,14 +85,15 @@ fn every_level_sums_as_defined() {
     for (m, n, k) in SIZES {
         let (x, w) = (random(1, m * k), random(2, n * k));
         for isa in Isa::available() {
-            let sizes = Sizes { m, n, k };
-            let run = |held| {
-                collected((m, n), |finish| {
-                    product(isa, sizes, rows_of(&x, k), (rows_of(&w, k), held), finish);
-                })
-            };
-            let y = run(None);
-            assert!(bits(&run(Some(&w[..]))) == bits(&y), "{isa:?} {m} {n} {k}");
+            let y = collected((m, n), |finish| {
+                product(
+                    isa,
+                    Sizes { m, n, k },
+                    rows_of(&x, k),
+                    rows_of(&w, k),
+                    finish,
+                );
+            });
             let fuses =
                 isa.level() != fp8_core::IsaLevel::Portable || cfg!(target_arch = "aarch64");
             for (at, y) in y.iter().enumerate() {
@@ -143,8 +138,7 @@ fn more_rows_than_are_packed_at_once() {
     let run = |first: usize, m: usize| {
         collected((m, n), |finish| {
             let x = rows_of(&x[first * k..], k);
-            let w = (rows_of(&w, k), Some(&w[..]));
-            product(isa, Sizes { m, n, k }, x, w, finish);
+            product(isa, Sizes { m, n, k }, x, rows_of(&w, k), finish);
         })
     };
     let all = run(0, m);
