@@ -125,7 +125,7 @@ pub enum DataError {
         /// Documents that were read.
         documents: usize,
         /// Why.
-        reason: &'static str,
+        reason: String,
     },
     /// Labelled texts of a single class.
     #[error("all labels are `{label}`: expected at least two classes")]
