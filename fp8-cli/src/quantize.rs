@@ -73,6 +73,12 @@ impl Choice {
             .find_map(|(given, flag)| given.then_some(flag))
     }
 
+    /// The files that it reads.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let files = [&self.amaxes, &self.calibrate, &self.search];
+        files.into_iter().flatten().map(PathBuf::as_path)
+    }
+
     /// The first given flag that is about single layers, if any.
     pub fn by_layer(&self) -> Option<&'static str> {
         let given = [
@@ -159,6 +165,8 @@ impl Choice {
 
 pub fn run(args: &Args) -> Result<()> {
     let runs = crate::model::Source::of(&args.model);
+    let read = args.choice.files().chain(args.card.eval.as_deref());
+    args.target.check(read.chain([&*args.model]))?;
     args.card.check(&runs)?;
     let card = match args.card.no_card {
         true => None,
