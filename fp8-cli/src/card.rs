@@ -7,7 +7,7 @@ use crate::usage::Usage;
 use anyhow::{Result, bail};
 use candle_core::Tensor;
 use fp8::load::Checkpoint;
-use fp8::models::{Bert, Config, Llama, Model, Pooling, Tokenizer, config_of};
+use fp8::models::{Bert, CausalLm, Config, Llama, Model, Pooling, Tokenizer, config_of};
 use fp8::rewrite::{CARD_FILE, Measure, ModelCard, Relation, WriteReport, hub_name};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

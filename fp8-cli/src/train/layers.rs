@@ -23,6 +23,7 @@ pub fn described(report: &PrepareReport, recipe: &str) -> String {
                     .push(path);
             }
             Outcome::Skipped(reason) => high.entry(reason.to_string()).or_default().push(path),
+            _ => {}
         }
     }
     let mut lines = vec![];

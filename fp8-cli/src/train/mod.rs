@@ -232,7 +232,7 @@ fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
 fn check_rank(rank: usize, vars: &VarMap) -> Result<()> {
     let vars = vars.data().lock();
     let vars = vars.map_err(|_| anyhow!("the variables are locked"))?;
-    let mut widths = vars.iter().filter_map(|(name, var)| {
+    let widths = vars.iter().filter_map(|(name, var)| {
         let is_matrix = name.contains(".lora_A.") || name.contains(".lora_B.");
         let &[one, other] = var.dims() else {
             return None;

@@ -51,7 +51,7 @@ fn what_cannot_be_meant_is_refused_and_says_what_to_do() {
     for (more, part) in cases {
         let line = failure(&[&begin[..], more].concat());
         assert!(line.contains(part), "{more:?}: {line}");
-        let garbled = ["?,", "with_", "LoraConfig", "184467"];
+        let garbled = ["?,", "`with_", "LoraConfig", "184467"];
         assert!(!garbled.iter().any(|part| line.contains(part)), "{line}");
         assert!(!Path::new(&out).exists(), "{more:?}");
     }
