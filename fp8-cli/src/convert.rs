@@ -47,7 +47,12 @@ impl FromStr for Form {
             return Ok(Self::Gguf);
         }
         let spelling = text.parse::<Spelling>().map(Self::Spelling);
-        spelling.map_err(|error| format!("gguf is a file for llama.cpp; otherwise {error}"))
+        spelling.map_err(|error| {
+            let text = error.to_string();
+            // The suggestion ends with a question mark, so it stays last.
+            let (known, meant) = text.split_at(text.find("; did you mean").unwrap_or(text.len()));
+            format!("{known}, or gguf{meant}")
+        })
     }
 }
 
