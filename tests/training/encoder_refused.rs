@@ -84,7 +84,10 @@ fn an_adapter_of_other_classes_is_refused() -> Outcome {
             .load_adapter("other", &adapter)
             .expect_err("an error")
             .to_string();
-        let expected = format!("classes {}, and the adapter has cold, warm", labels.join(", "));
+        let expected = format!(
+            "classes {}, and the adapter has cold, warm",
+            labels.join(", ")
+        );
         assert!(error.contains(&expected), "{error}");
         let Model::Bert(bert) = &model else {
             panic!("an encoder");
