@@ -158,7 +158,10 @@ fn of_text(
     let bytes = read_bytes(path, MAX_TEXT)?;
     let ids = encode(tokenizer, &String::from_utf8_lossy(&bytes), tokens)?;
     if ids.len() < 2 {
-        bail!("{} has fewer than two tokens", path.display());
+        bail!(
+            "{} has fewer than two tokens: expected at least 2 tokens to compare",
+            path.display()
+        );
     }
     // A last window of one token has nothing to predict.
     let windows = ids.chunks(window).filter(|window| window.len() > 1);

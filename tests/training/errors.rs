@@ -98,7 +98,7 @@ fn measurements_need_casts() -> Outcome {
         let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;
         let config = settings(recipe, 1).with_stats_every(Some(every));
         let trainer = Trainer::new("run", base.model, base.vars, objective(dir.path()), config);
-        assert_eq!(trainer.err().expect("refused").to_string(), expected);
+        assert_eq!(trainer.expect_err("refused").to_string(), expected);
     }
     Ok(())
 }

@@ -8,8 +8,8 @@ const NAMED: usize = 3;
 
 /// The layers of a run by what happens to them; `recipe` is that of all layers without one of their own.
 pub fn described(report: &PrepareReport, recipe: &str) -> String {
-    let (mut fp8, mut high): (BTreeMap<String, Vec<&str>>, BTreeMap<String, Vec<&str>>) =
-        Default::default();
+    let mut fp8: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut high: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for layer in &report.layers {
         let path = layer.path.as_deref().unwrap_or("a layer without a name");
         match &layer.outcome {

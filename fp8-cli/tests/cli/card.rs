@@ -84,7 +84,7 @@ fn a_card_can_be_left_out_and_its_options_are_checked_first() {
     for (args, part) in [
         (["--base-model", "no name"], "expected OWNER/NAME"),
         (["--eval", "no/such/text"], "no/such/text"),
-        (["--eval", &empty], "has fewer than two tokens"),
+        (["--eval", &empty], "at least 2 tokens to compare"),
     ] {
         let error = failure(&[&["quantize", &model, "--out", &other], &args[..]].concat());
         assert!(error.contains(part), "{error}");

@@ -163,3 +163,18 @@ fn data_that_changed_or_is_too_small_is_named() {
     ]);
     assert!(line.contains("jq -c '.[]'"), "{line}");
 }
+
+#[test]
+fn a_path_is_no_name_on_the_hub() {
+    let dir = folder();
+    let (model, out) = (dir.join("model"), dir.join("out"));
+    for name in ["./model", "../model", "model", "/tmp/model"] {
+        let line = failure(&["quantize", &model, "--out", &out, "--base-model", name]);
+        assert!(line.contains("expected OWNER/NAME"), "{line}");
+    }
+    // A name goes into the adapter's configuration, where a path would be of this machine only.
+    let more = ["--lora", "2", "--base-model", "owner/name"];
+    train(&dir, "run", &[&FEW[..], &more].concat());
+    let config = std::fs::read_to_string(dir.join("run/adapter/adapter_config.json")).unwrap();
+    assert!(config.contains("\"owner/name\""), "{config}");
+}
