@@ -75,6 +75,16 @@ impl Pieces {
     }
 }
 
+/// All tokens of a text, one document after the other.
+pub fn tokens(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    if is_json_lines(path) {
+        let pieces = of_lines(path, tokenizer, WINDOW)?;
+        return Ok(pieces.into_iter().flat_map(|piece| piece.ids).collect());
+    }
+    let bytes = read_bytes(path, MAX_TEXT)?;
+    Ok(tokenizer.encode(&String::from_utf8_lossy(&bytes), true)?)
+}
+
 /// Fails now for what would otherwise fail when a model has run for a while. `is_encoder`: whether the text is for one.
 pub fn check(path: &Path, tokenizer: &Tokenizer, is_encoder: bool) -> Result<()> {
     if is_json_lines(path) {

@@ -1,6 +1,6 @@
 //! The way of the guide's page on fine-tuning: what the program says on it.
 
-use crate::support::{Dir, edit, failure, fp8, json_output, output, text};
+use crate::support::{Dir, edit, failure, fp8, json_output, output, speaking, text};
 use fp8_test_support::language_model;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -92,6 +92,26 @@ fn json_lines_are_measured_as_they_are_trained() {
         "8",
     ]);
     assert!(line.contains("--tokens is for plain text"), "{line}");
+}
+
+/// The words, not the letters of the JSON, calibrate a model.
+#[test]
+fn json_lines_calibrate_as_their_texts_do() {
+    let dir = Dir::new();
+    let model = speaking("ct_channel_token_bf16", &dir.join("model"));
+    let (lines, plain) = (dir.join("a.jsonl"), dir.join("a.txt"));
+    let words = "w3 w4 w5 w6 w70";
+    std::fs::write(&lines, json!({ "text": words }).to_string()).unwrap();
+    std::fs::write(&plain, words).unwrap();
+    let calibrated = |data: &str, out: &str| {
+        let out = dir.join(out);
+        let scheme = ["--scheme", "static-tensor", "--calibrate", data];
+        output(&[&["quantize", &model, "--out", &out][..], &scheme].concat());
+        out
+    };
+    let (one, two) = (calibrated(&lines, "one"), calibrated(&plain, "two"));
+    let weights = |dir: &str| std::fs::read(format!("{dir}/model.safetensors")).unwrap();
+    assert!(weights(&one) == weights(&two), "other scales of inputs");
 }
 
 #[test]

@@ -162,6 +162,25 @@ fn data_that_changed_or_is_too_small_is_named() {
         "--overwrite",
     ]);
     assert!(line.contains("jq -c '.[]'"), "{line}");
+    let question = json!({ "role": "user", "content": "a" });
+    let answer = json!({ "role": "assistant", "content": "b" });
+    std::fs::write(&cut, json!({ "messages": [question, answer] }).to_string()).unwrap();
+    let line = failure(&[
+        "train",
+        &model,
+        "--data",
+        &cut,
+        "--out",
+        &out,
+        "--overwrite",
+    ]);
+    for part in [
+        "no chat template",
+        "tokenizer_config.json",
+        "`prompt` and `completion`",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
 }
 
 #[test]
