@@ -43,6 +43,7 @@ impl<'a> Watch<'a> {
                 // Files are replaced atomically, so none is left half-written.
                 std::process::exit(130);
             }
+            eprintln!("stopping after this step; again to abort");
         })?;
         let bar = match look.leads {
             true => ProgressBar::new(look.steps),
@@ -106,8 +107,10 @@ impl Events for Watch<'_> {
             return;
         }
         let (mut train, mut end) = (String::new(), String::new());
+        if let Some(loss) = progress.mean_loss {
+            train = format!("train {loss:.4}  ");
+        }
         if let Some(last) = progress.last {
-            train = format!("train {:.4}  ", last.loss);
             end = format!("  {}", speed(last));
         }
         let (step, name) = (progress.step, self.name(progress));

@@ -1,14 +1,13 @@
 //! The model card beside what a command writes.
 
-use crate::eval::{each_window, nll};
-use crate::model::Source;
-use crate::source::MAX_TEXT;
+use crate::eval::{logits, nll};
+use crate::model::{Source, known_classes};
+use crate::texts::{self, Pieces};
 use crate::usage::Usage;
 use anyhow::{Result, bail};
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use fp8::load::Checkpoint;
 use fp8::models::{Bert, CausalLm, Config, Llama, Model, Pooling, Tokenizer, config_of};
-use fp8::read::read_text;
 use fp8::rewrite::{CARD_FILE, Measure, ModelCard, Relation, WriteReport, hub_name};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -20,7 +19,8 @@ pub struct Card {
     /// Write no README.md
     #[arg(long)]
     pub no_card: bool,
-    /// For README.md: a text on which the base and what is written are compared; for an encoder a text on each line
+    /// For README.md: a text on which the base and what is written are compared, plain or JSON lines as `fp8 train` takes them; for an
+    /// encoder a text on each line
     #[arg(long, value_name = "FILE", conflicts_with = "no_card")]
     pub eval: Option<PathBuf>,
     /// For README.md: the base's name on the hub [default: known for folders of the hub's cache]
@@ -34,7 +34,7 @@ impl Card {
         if let Some(name) = &self.base_model {
             let part = |part: &str| {
                 let own = |c: char| c.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&c);
-                !part.is_empty() && part.chars().all(own)
+                part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(own)
             };
             let is_name = name
                 .split_once('/')
@@ -45,15 +45,8 @@ impl Card {
             }
         }
         if let Some(path) = &self.eval {
-            let text = read_text(path, MAX_TEXT)?;
-            let ids = base.tokenizer()?.encode(&text, true)?;
-            if ids.len() < 2 {
-                bail!(
-                    "{}: expected at least 2 tokens to compare, it has {}",
-                    path.display(),
-                    ids.len()
-                );
-            }
+            let is_encoder = matches!(known_classes(base.path()), Ok(Some(_)));
+            texts::check(path, &base.tokenizer()?, is_encoder)?;
         }
         Ok(())
     }
@@ -132,13 +125,12 @@ pub fn command() -> String {
 
 /// Compares the base and the made model on a text.
 fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
-    let text = read_text(path, MAX_TEXT)?;
     let name = path.file_name().unwrap_or(path.as_os_str());
     let name = name.to_string_lossy();
     let tokenizer = made.tokenizer()?;
     match (base.load()?.0, made.load()?.0) {
         (Model::Llama(base), Model::Llama(made)) => {
-            let [before, after, cosine] = language_models(&tokenizer, &text, &base, &made)?;
+            let [before, after, cosine] = language_models(&tokenizer, path, &base, &made)?;
             Ok(vec![
                 Measure::new(format!("Perplexity on {name}"), before, after),
                 Measure::new(
@@ -150,7 +142,7 @@ fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
         }
         (Model::Bert(before), Model::Bert(after)) => {
             let pooling = Pooling::of_dir(made.path())?;
-            let cosine = encoders(&tokenizer, &text, (&before, &after), pooling)?;
+            let cosine = encoders(&tokenizer, path, (&before, &after), pooling)?;
             Ok(vec![Measure::new(
                 format!("Mean cosine of the embeddings to the base's on the lines of {name}"),
                 None,
@@ -168,21 +160,22 @@ fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
 /// Perplexities of both models, and the mean cosine of their logits.
 fn language_models(
     tokenizer: &Tokenizer,
-    text: &str,
+    path: &Path,
     base: &Llama,
     made: &Llama,
 ) -> Result<[f64; 3]> {
-    let ids = tokenizer.encode(text, true)?;
     let (mut sums, mut counted) = ([0f64; 3], 0);
-    each_window(&ids, made, None, |window| {
-        let (before, after) = (logits(base, window)?, logits(made, window)?);
+    for piece in &Pieces::open(path, tokenizer, made, None, None)?.pieces {
+        let (before, after) = (logits(base, piece)?, logits(made, piece)?);
         let vocabulary = made.vocab_size();
         let rows = before
             .par_chunks(vocabulary)
             .zip(after.par_chunks(vocabulary));
+        let targets = piece.ids.par_iter().zip(&piece.predicted).skip(1);
         let found: Vec<[f64; 3]> = rows
-            .zip(&window[1..])
-            .map(|((a, b), target)| {
+            .zip(targets)
+            .filter(|(_, (_, predicted))| **predicted)
+            .map(|((a, b), (target, _))| {
                 let target = *target as usize;
                 [nll(a, target), nll(b, target), cosine(a, b)]
             })
@@ -193,8 +186,7 @@ fn language_models(
                 *sum += own;
             }
         }
-        Ok(())
-    })?;
+    }
     if counted == 0 {
         bail!("--eval: the text has fewer than two tokens");
     }
@@ -206,13 +198,6 @@ fn language_models(
     }
 }
 
-fn logits(model: &Llama, window: &[u32]) -> Result<Vec<f32>> {
-    let input = &window[..window.len() - 1];
-    let input = Tensor::from_slice(input, (1, input.len()), model.device())?;
-    let logits = model.forward(&input)?.to_dtype(DType::F32)?;
-    Ok(logits.flatten_all()?.to_vec1()?)
-}
-
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
@@ -221,21 +206,15 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
 }
 
-/// The mean cosine of the embeddings of a text's lines.
+/// The mean cosine of the embeddings of a text's lines, or of the texts in JSON lines.
 fn encoders(
     tokenizer: &Tokenizer,
-    text: &str,
+    path: &Path,
     (before, after): (&Bert, &Bert),
     pooling: Pooling,
 ) -> Result<f64> {
-    let longest = after.config().max_position_embeddings;
-    let tokenizer = tokenizer.clone().with_max_tokens(longest)?;
     let (mut sum, mut count) = (0., 0);
-    for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let ids = tokenizer.encode(line, true)?;
-        if ids.is_empty() {
-            continue;
-        }
+    for ids in texts::for_encoder(path, tokenizer, after)? {
         let ids = Tensor::from_slice(&ids, (1, ids.len()), after.device())?;
         let mask = ids.ones_like()?;
         let vector = |model: &Bert| -> Result<Vec<f32>> {
@@ -248,7 +227,7 @@ fn encoders(
         count += 1;
     }
     match count {
-        0 => bail!("--eval: no line of the text has a token"),
+        0 => bail!("--eval: {}: no line has a token", path.display()),
         _ => Ok(sum / f64::from(count)),
     }
 }

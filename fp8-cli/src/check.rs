@@ -4,6 +4,7 @@ use crate::output::{print, print_json};
 use crate::usage::Usage;
 use anyhow::Result;
 use fp8::audit::{AuditOptions, Codes, Finding, Report, Severity, audit_dir};
+use fp8::models::gguf::is_gguf;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -74,6 +75,10 @@ fn local(path: &Path, options: &AuditOptions) -> Result<Report> {
     if !path.exists() {
         let message = format!("{}: there is no such directory or file", path.display());
         return Err(Usage(message).into());
+    }
+    if is_gguf(path) {
+        let why = "is a GGUF file, which holds no FP8: `fp8 check` reads safetensors";
+        return Err(Usage(format!("{} {why}", path.display())).into());
     }
     Ok(audit_dir(path, options))
 }

@@ -1,6 +1,6 @@
 //! `fp8 convert`: the same codes and scales in another spelling, or values in a GGUF file.
 
-use crate::output::{Target, print, print_json, size};
+use crate::output::{Target, print, print_json, separate, size};
 use crate::progress::{BYTES, Bar};
 use crate::source::{self, Opening};
 use crate::usage::Usage;
@@ -46,8 +46,13 @@ impl FromStr for Form {
         if text.eq_ignore_ascii_case("gguf") {
             return Ok(Self::Gguf);
         }
-        let spelling = text.parse().map(Self::Spelling);
-        spelling.map_err(|error| format!("{error}, or gguf"))
+        let spelling = text.parse::<Spelling>().map(Self::Spelling);
+        spelling.map_err(|error| {
+            let text = error.to_string();
+            // The suggestion ends with a question mark, so it stays last.
+            let (known, meant) = text.split_at(text.find("; did you mean").unwrap_or(text.len()));
+            format!("{known}, or gguf{meant}")
+        })
     }
 }
 
@@ -66,6 +71,7 @@ fn respell(args: &Args, spelling: Spelling) -> Result<()> {
     if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
         return Err(Usage(format!("{flag} is for --to gguf")).into());
     }
+    args.target.check([&*args.dir])?;
     let checkpoint = args.opening.open(&args.dir)?;
     let mut bar = Bar::new("convert", BYTES)?;
     let out = &args.target.out;
@@ -86,6 +92,7 @@ fn to_gguf(args: &Args) -> Result<()> {
         ))
         .into());
     }
+    separate(&args.target.out, [&*args.dir])?;
     let model: Box<dyn Source> = match is_gguf(&args.dir) {
         true => source::open(&args.dir)?,
         false => Box::new(args.opening.open(&args.dir)?),

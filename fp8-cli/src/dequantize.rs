@@ -40,6 +40,7 @@ impl Precision {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    args.target.check([&*args.dir])?;
     let dtype = args.dtype.map(Precision::dtype);
     let checkpoint = args.opening.open(&args.dir)?;
     let mut bar = Bar::new("dequantize", BYTES)?;

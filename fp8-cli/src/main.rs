@@ -23,12 +23,13 @@ mod quantize;
 #[path = "../../examples/shared/progress.rs"]
 mod shown;
 mod source;
+mod texts;
 mod train;
 mod usage;
 #[path = "../../examples/shared/watch.rs"]
 mod watch;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Inspect, make, rewrite and run FP8 checkpoints.
@@ -72,7 +73,12 @@ enum Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return usage::refuse(&error),
+        Err(error) => {
+            let given = std::env::args().nth(1);
+            let known = Cli::command();
+            let known = given.filter(|name| known.find_subcommand(name).is_some());
+            return usage::refuse(&error, known.as_deref());
+        }
     };
     let result = match cli.command {
         Command::Check(args) => match check::run(&args) {
@@ -97,6 +103,7 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }
+        Err(error) if error.is::<usage::Interrupted>() => ExitCode::from(130),
         result => end::end(result),
     }
 }

@@ -2,12 +2,11 @@
 
 use crate::card::Card;
 use crate::dequantize::Precision;
-use crate::model;
+use crate::model::{self, known_classes};
 use crate::output::Target;
 use crate::progress::{BYTES, Bar};
 use crate::quantize::Choice;
-use crate::source;
-use crate::train::known_classes;
+use crate::source::{self, found_adapter};
 use crate::usage::Usage;
 use anyhow::Result;
 use fp8::fp8_files::adapter::AdapterFile;
@@ -55,12 +54,16 @@ pub fn run(args: &Args) -> Result<()> {
     if let (None, Some(flag)) = (args.scheme, args.choice.given()) {
         return Err(Usage(format!("{flag} is for FP8: it needs --scheme")).into());
     }
+    let read = args.choice.files().chain(args.card.eval.as_deref());
+    args.target
+        .check(read.chain([&*args.base, &*args.adapter]))?;
     args.card.check(&model::Source::of(&args.base))?;
     let card = match args.card.no_card {
         true => None,
         false => Some((args.card).begin(&args.base, &args.target.out, Relation::Merge)?),
     };
     let base = source::open(&args.base)?;
+    found_adapter(&args.adapter)?;
     let adapter = AdapterFile::open(&args.adapter)?;
     let merged = Merged::new(&*base, &adapter)?;
     // A classifier turns its base into another class of model.

@@ -1,13 +1,16 @@
 //! Opens the model that a command runs.
 
 use crate::high_precision;
-use crate::source::Opening;
+use crate::source::{Opening, found, found_adapter};
 use crate::usage::at_least;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use fp8::load::Checkpoint;
 use fp8::models::gguf::{GgufFile, is_gguf};
-use fp8::models::{GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint, open};
+use fp8::models::{
+    Config, GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint, open,
+    open_config,
+};
 use fp8::timings::{LayerTimings, decode_where_faster};
 use std::path::{Path, PathBuf};
 
@@ -71,6 +74,14 @@ pub struct LinearSize {
     pub elements: u64,
 }
 
+/// The classes of the encoder at `path`; None for a language model.
+pub fn known_classes(path: &Path) -> Result<Option<Vec<String>>> {
+    Ok(match open_config(path)? {
+        Config::Bert(config) => Some(config.labels),
+        _ => None,
+    })
+}
+
 impl Source {
     /// The model at `path` with default options.
     pub fn of(path: &Path) -> Self {
@@ -107,6 +118,7 @@ impl Source {
 
     fn adapted(&self, mut model: Model) -> Result<Model> {
         if let Some(adapter) = &self.how.adapter {
+            found_adapter(adapter)?;
             model.load_adapter("adapter", adapter)?;
         }
         Ok(model)
@@ -121,6 +133,7 @@ impl Source {
     }
 
     fn load_base(&self) -> Result<(Model, LinearSize)> {
+        found(&self.model)?;
         let dtype = self.how.dtype();
         let options = ModelOptions::new().with_dtype(dtype);
         if self.is_gguf() {
@@ -158,14 +171,13 @@ impl Source {
 
     /// The directory of the files beside the weights.
     fn directory(&self) -> Result<&Path> {
-        let path = &self.model;
-        match std::fs::metadata(path) {
-            Ok(found) if found.is_dir() => Ok(path),
-            Ok(_) => bail!(
+        found(&self.model)?;
+        match self.model.is_dir() {
+            true => Ok(&self.model),
+            false => bail!(
                 "{} is neither the directory of a model nor a GGUF file",
-                path.display()
+                self.model.display()
             ),
-            Err(error) => Err(error).with_context(|| path.display().to_string()),
         }
     }
 

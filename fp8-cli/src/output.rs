@@ -1,15 +1,18 @@
 //! Where a rewrite goes, and how its report is printed.
 
+use crate::usage::Usage;
 use anyhow::Result;
+use fp8::atomic::keep_apart;
+use fp8::models::gguf::is_gguf;
 use fp8::rewrite::{WriteOptions, WriteReport};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Options of every command that writes a model.
 #[derive(clap::Args)]
 pub struct Target {
-    /// Directory to write, missing or empty; for a GGUF file its path
+    /// Directory to write, missing or empty; with `fp8 convert --to gguf` the file
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// Replace a model in that directory, together with all other files there, or the file
@@ -34,6 +37,20 @@ impl Target {
             .with_drop_kv_scales(self.drop_kv_scales)
     }
 
+    /// Fails if the directory could replace or change one of the paths that the command reads, or has the name of a GGUF file.
+    pub fn check<'a>(&self, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
+        let out = &self.out;
+        if is_gguf(out) {
+            let way = "`fp8 convert DIR --to gguf` makes a GGUF file of it";
+            let text = format!(
+                "--out is {}: this command writes a directory; {way}",
+                out.display()
+            );
+            return Err(Usage(text).into());
+        }
+        separate(out, inputs)
+    }
+
     pub fn overwrites(&self) -> bool {
         self.overwrite
     }
@@ -42,15 +59,26 @@ impl Target {
         self.json
     }
 
-    pub fn print(&self, report: &WriteReport) -> Result<()> {
-        if let [first, ..] = report.requantized.as_slice() {
-            let count = report.requantized.len();
+    fn warn_of_rounding(&self, report: &WriteReport) {
+        show_updates(report);
+        let plain = |path: &&String| !report.update_errors.contains_key(*path);
+        let again: Vec<&String> = report.requantized.iter().filter(plain).collect();
+        if let [first, ..] = again.as_slice() {
+            let count = again.len();
             let error = 100. * report.requantization_error.unwrap_or_default();
+            let way = match report.update_errors.is_empty() {
+                true => "; `fp8 convert` keeps codes as they are",
+                false => "",
+            };
             eprintln!(
                 "warning: {count} layers were FP8 before and are rounded a second time (first {first}), with a relative error of at most \
-                 {error:.3}%; `fp8 convert` keeps codes as they are"
+                 {error:.3}%{way}"
             );
         }
+    }
+
+    pub fn print(&self, report: &WriteReport) -> Result<()> {
+        self.warn_of_rounding(report);
         if self.json {
             let value = json!({
                 "directory": report.directory,
@@ -58,6 +86,7 @@ impl Target {
                 "quantized": report.quantized,
                 "requantized": report.requantized,
                 "requantization_error": report.requantization_error,
+                "update_errors": report.update_errors,
                 "ignored": report.ignored,
                 "unmatched": report.unmatched,
                 "exact_inputs": report.exact_inputs,
@@ -85,6 +114,42 @@ impl Target {
             writeln!(text, "  {file}")?;
         }
         print(&text)
+    }
+}
+
+/// The share of an adapter's update that rounding may change before it is a warning.
+const MUCH: f32 = 0.1;
+
+/// Says what rounding to FP8 has left of an adapter's updates of FP8 layers, and names the worst layer.
+fn show_updates(report: &WriteReport) {
+    let errors = &report.update_errors;
+    let worst = errors.iter().max_by(|one, other| one.1.total_cmp(other.1));
+    let Some((path, worst)) = worst else {
+        return;
+    };
+    let count = errors.len();
+    let mean = errors.values().sum::<f32>() / count as f32;
+    let much = errors.values().filter(|error| **error > MUCH).count();
+    let (mean, worst) = (100. * mean, 100. * worst);
+    let said = format!(
+        "{count} layers with an update were FP8 before; rounding to FP8 again changes the updates by {mean:.1}% on average, and by at \
+         most {worst:.1}% (`{path}`)"
+    );
+    match much {
+        0 => eprintln!("{said}"),
+        _ => eprintln!(
+            "warning: {said}; {much} of them by more than {:.0}%: steps of FP8 are larger than small updates. Merge into the model in high \
+             precision that the base was made from, or use the adapter beside the base",
+            100. * MUCH
+        ),
+    }
+}
+
+/// Fails if writing to `out` could replace or change one of the paths that the command reads.
+pub fn separate<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
+    match keep_apart(out, inputs) {
+        Err(error) => Err(Usage(format!("--out: {error}")).into()),
+        Ok(()) => Ok(()),
     }
 }
 

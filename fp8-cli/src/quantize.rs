@@ -3,7 +3,8 @@
 use crate::card::Card;
 use crate::output::Target;
 use crate::progress::{BYTES, Bar, COUNT};
-use crate::source::{self, MAX_TEXT};
+use crate::source;
+use crate::texts;
 use crate::usage::{Usage, at_least};
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
@@ -44,10 +45,10 @@ pub struct Choice {
     /// For static-tensor: a JSON object of the largest absolute input of each layer, by path
     #[arg(long, value_name = "FILE")]
     amaxes: Option<PathBuf>,
-    /// For static-tensor: a text to run the model on to find these inputs
+    /// For static-tensor: a text, plain or JSON lines, to run the model on to find these inputs
     #[arg(long, value_name = "FILE", conflicts_with = "amaxes")]
     calibrate: Option<PathBuf>,
-    /// A text to run the model on to find codes and scales that keep the errors of the layers' outputs small. The files have the same
+    /// A text, plain or JSON lines, to run the model on to find codes and scales that keep the errors of the layers' outputs small. The files have the same
     /// form, size and speed as without it. For static-tensor it also gives the largest inputs, unless --amaxes or --calibrate does
     #[arg(long, value_name = "FILE")]
     search: Option<PathBuf>,
@@ -71,6 +72,12 @@ impl Choice {
         given
             .into_iter()
             .find_map(|(given, flag)| given.then_some(flag))
+    }
+
+    /// The files that it reads.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let files = [&self.amaxes, &self.calibrate, &self.search];
+        files.into_iter().flatten().map(PathBuf::as_path)
     }
 
     /// The first given flag that is about single layers, if any.
@@ -159,6 +166,8 @@ impl Choice {
 
 pub fn run(args: &Args) -> Result<()> {
     let runs = crate::model::Source::of(&args.model);
+    let read = args.choice.files().chain(args.card.eval.as_deref());
+    args.target.check(read.chain([&*args.model]))?;
     args.card.check(&runs)?;
     let card = match args.card.no_card {
         true => None,
@@ -203,10 +212,7 @@ struct Run {
 
 impl Run {
     fn new(source: &crate::model::Source, text: &Path) -> Result<Self> {
-        let bytes = fp8::read::read_bytes(text, MAX_TEXT)?;
-        let ids = source
-            .tokenizer()?
-            .encode(&String::from_utf8_lossy(&bytes), true)?;
+        let ids = texts::tokens(text, &source.tokenizer()?)?;
         if ids.is_empty() {
             bail!("{}: no token to run the model on", text.display());
         }

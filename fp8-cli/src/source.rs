@@ -5,7 +5,8 @@ use anyhow::{Result, bail};
 use fp8::load::{Checkpoint, Inputs, OpenOptions};
 use fp8::models::gguf::{GgufFile, GgufSource, is_gguf};
 use fp8::rewrite::Source;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Component, Path};
 
 /// Bytes of the longest text file.
 pub const MAX_TEXT: u64 = 1 << 30;
@@ -34,6 +35,7 @@ impl Opening {
                 path.display()
             );
         }
+        found(path)?;
         let inputs = match self.groups {
             Some(size) => Inputs::Groups(size),
             None if self.weight_only => Inputs::WeightOnly,
@@ -44,8 +46,64 @@ impl Opening {
     }
 }
 
+/// Fails for a path that is no model, if it shows what was meant: a name on the hub, the folder of a run, or an adapter.
+pub fn found(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if let Err(error) = std::fs::metadata(path) {
+        let (is_name, name) = match *path.components().collect::<Vec<_>>() {
+            [Component::Normal(_), Component::Normal(name)] => (true, name.to_string_lossy()),
+            _ => (false, "".into()),
+        };
+        let hint = match is_name && error.kind() == ErrorKind::NotFound {
+            true => format!(
+                "; a model on the hub has to be downloaded first: hf download {shown} --local-dir {name}"
+            ),
+            false => String::new(),
+        };
+        bail!("{shown}: {error}{hint}");
+    }
+    if path.join(RUN).is_file() && !path.join(CONFIG).is_file() {
+        let [model, adapter] = ["model", "adapter"].map(|own| path.join(own));
+        if model.is_dir() {
+            bail!(
+                "{shown} is the folder of a run: its model is {}",
+                model.display()
+            );
+        }
+        bail!(
+            "{shown} is the folder of a run, not a model: give its base, and where a command has it, --adapter {}",
+            adapter.display()
+        );
+    }
+    if path.join(ADAPTER).is_file() && !path.join(CONFIG).is_file() {
+        bail!(
+            "{shown} is an adapter, not a model: give its base, with --adapter {shown} or, to `fp8 merge`, with the adapter after it"
+        );
+    }
+    Ok(())
+}
+
+/// Fails for the folder of a run in place of its adapter.
+pub fn found_adapter(path: &Path) -> Result<()> {
+    let own = path.join("adapter");
+    match !path.join(ADAPTER).exists() && own.join(ADAPTER).is_file() {
+        true => bail!(
+            "{} is the folder of a run; did you mean its adapter, {}?",
+            path.display(),
+            own.display()
+        ),
+        false => Ok(()),
+    }
+}
+
+/// Files that say what a folder is.
+const CONFIG: &str = "config.json";
+const RUN: &str = "run.json";
+const ADAPTER: &str = "adapter_config.json";
+
 /// A directory, a single safetensors file, or a GGUF file.
 pub fn open(path: &Path) -> Result<Box<dyn Source>> {
+    found(path)?;
     Ok(match is_gguf(path) {
         true => Box::new(GgufSource::new(GgufFile::open(path)?)?),
         false => Box::new(open_with(path, &OpenOptions::new())?),

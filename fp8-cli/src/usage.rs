@@ -15,6 +15,37 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
+/// A run that Ctrl-C has stopped, after it has said so.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("stopped")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// Numbers for which `fits` holds; `expected` says which.
+pub fn number(
+    expected: &'static str,
+    fits: fn(f64) -> bool,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+    move |text| match text.parse() {
+        Ok(number) if fits(number) => Ok(number),
+        _ => Err(format!("expected {expected}")),
+    }
+}
+
+/// Numbers of steps from 1 on.
+pub fn steps(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("expected a whole number of at least 1".into()),
+    }
+}
+
 /// Whole numbers from `least` on.
 pub fn at_least(least: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync {
     move |text| match text.parse() {
@@ -23,33 +54,59 @@ pub fn at_least(least: usize) -> impl Fn(&str) -> Result<usize, String> + Clone 
     }
 }
 
-/// Prints help and version as clap does, and any error in one line.
-pub fn refuse(error: &clap::Error) -> ExitCode {
+/// Prints help and version as clap does, and any error in one line. `command` is the command that was given, if there is one of that name.
+pub fn refuse(error: &clap::Error, command: Option<&str>) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    if error.kind() == ErrorKind::ValueValidation {
-        eprintln!("error: {}", ended(out_of_range(error)));
-        return ExitCode::from(2);
-    }
-    let text = error.render().to_string();
-    let what = text.split("\n\n").next().unwrap_or_default();
-    let line: Vec<&str> = what.split_whitespace().collect();
-    let line = line.join(" ");
-    match line.strip_prefix("error: ") {
-        Some(_) => {
-            eprintln!("{}", ended(line + &meant(error)));
+    let line = match error.kind() {
+        ErrorKind::ValueValidation => out_of_range(error),
+        ErrorKind::ArgumentConflict if alone(error).is_some() => alone(error).unwrap_or_default(),
+        _ => {
+            let text = error.render().to_string();
+            let what = text.split("\n\n").next().unwrap_or_default();
+            let line: Vec<&str> = what.split_whitespace().collect();
+            let line = line.join(" ");
+            match line.strip_prefix("error: ") {
+                Some(line) => line.to_string() + &meant(error),
+                // Without arguments clap's error is the help text.
+                None => "a command is missing".to_string(),
+            }
         }
-        // Without arguments clap's error is the help text.
-        None => eprintln!("error: a command is missing. Try `fp8 --help`"),
-    }
+    };
+    let end = if line.ends_with('?') { "" } else { "." };
+    let help = command.map_or("fp8 --help".to_string(), |name| {
+        format!("fp8 {name} --help")
+    });
+    eprintln!("error: {line}{end} Try `{help}`");
     ExitCode::from(2)
 }
 
-fn ended(line: String) -> String {
-    let end = if line.ends_with('?') { "" } else { "." };
-    format!("{line}{end} Try `fp8 --help`")
+/// The message for a flag that no other may stand beside: clap does not name the others.
+fn alone(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    if !matches!(
+        error.get(ContextKind::PriorArg),
+        None | Some(ContextValue::None)
+    ) {
+        return None;
+    }
+    let flag = flag.split(' ').next().unwrap_or_default();
+    let others = std::env::args().skip(1).filter_map(|word| {
+        let name = word.split('=').next().unwrap_or_default().to_string();
+        (name.starts_with("--") && name != flag).then_some(name)
+    });
+    let others: Vec<String> = others.collect();
+    let others = match others.is_empty() {
+        true => "all other arguments".to_string(),
+        false => others.join(", "),
+    };
+    Some(format!(
+        "{flag} takes the settings that are stored there: leave out {others}"
+    ))
 }
 
 /// The message for a value that its flag's parser rejected.

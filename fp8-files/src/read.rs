@@ -63,8 +63,11 @@ pub fn read_bytes(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
 pub fn read_text(path: impl AsRef<Path>, limit: u64) -> Result<String> {
     let path = path.as_ref();
     String::from_utf8(read_bytes(path, limit)?).map_err(|error| {
-        let invalid = std::io::ErrorKind::InvalidData;
-        Error::read(path)(std::io::Error::new(invalid, error.utf8_error()))
+        let at = error.utf8_error().valid_up_to();
+        let reason = format!(
+            "not UTF-8 at byte {at}: convert it, for example by `iconv -f latin1 -t utf-8`"
+        );
+        Error::read(path)(std::io::Error::new(std::io::ErrorKind::InvalidData, reason))
     })
 }
 

@@ -35,7 +35,7 @@ pub use fp8_files::adapter::{AdapterConfig, AdapterError, Targets};
 pub use generation::*;
 pub(crate) use generation::{Ends, Row, check_prompt, checked};
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};
-pub use open::{ModelOptions, config_of, of_checkpoint, open};
+pub use open::{ModelOptions, config_of, of_checkpoint, open, open_config};
 pub use search::{FoundCodes, OutputError, find_codes};
 pub use text::{ChatMessage, Tokenizer};
 

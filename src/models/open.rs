@@ -108,6 +108,18 @@ pub fn of_checkpoint(
     Model::with_embedding_dtype(&config, embedding, vb)
 }
 
+/// The configuration of the model in a directory or in a GGUF file, without its weights.
+///
+/// # Errors
+/// As [`Checkpoint::open_dir`] and [`config_of`].
+pub fn open_config(path: impl AsRef<Path>) -> Result<Config> {
+    let path = path.as_ref();
+    match is_gguf(path) {
+        true => Config::parse(path, &GgufFile::open(path)?.config()?),
+        false => config_of(&Checkpoint::open_dir(path)?, path),
+    }
+}
+
 /// The configuration of the model in a checkpoint, from its `config.json` or else from Mistral's `params.json`; `path`, the
 /// directory, is for messages.
 ///

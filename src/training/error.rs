@@ -94,7 +94,7 @@ pub enum Error {
         step: u64,
     },
     /// A checkpoint was written by a run with other settings.
-    #[error("{}: {key} is {saved} in the run to resume, {now} here", path.display())]
+    #[error("{}: {}", path.display(), differs(.key, .saved, .now))]
     OtherRun {
         /// The checkpoint.
         path: PathBuf,
@@ -161,6 +161,17 @@ fn classes(labels: &str) -> String {
     match labels.is_empty() {
         true => "no classifier".to_string(),
         false => format!("has {labels}"),
+    }
+}
+
+/// What a run to resume has otherwise. The fingerprint of data says nothing to people.
+fn differs(key: &str, saved: &str, now: &str) -> String {
+    match key {
+        "data" => format!(
+            "the data files, the tokenizer or the size of batches have changed since the run began: data is {saved} in the run to resume, \
+             {now} here"
+        ),
+        _ => format!("{key} is {saved} in the run to resume, {now} here"),
     }
 }
 

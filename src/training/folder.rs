@@ -115,6 +115,11 @@ impl RunFolder {
         })
     }
 
+    /// Whether [`RunFolder::finish`] has written all of its files.
+    pub fn is_finished(&self) -> bool {
+        self.path.join(SUMMARY).is_file()
+    }
+
     /// The checkpoint file of the run `name`.
     pub fn checkpoint(&self, name: &str) -> PathBuf {
         let path = self.path.join(CHECKPOINTS);
@@ -148,12 +153,12 @@ impl RunFolder {
         names: &[&str],
         unit: &str,
     ) -> Result<()> {
-        write_json(&self.path.join(SUMMARY), summary)?;
         if !metrics.lines().is_empty() {
             let svg = loss_svg(metrics, names, unit)?;
             write_atomic(self.path.join(LOSSES), |out| out.write_all(svg.as_bytes()))?;
         }
-        Ok(())
+        // Last, as the sign that the run is finished.
+        write_json(&self.path.join(SUMMARY), summary)
     }
 }
 

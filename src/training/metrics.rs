@@ -222,6 +222,19 @@ impl Metrics {
         last.iter().sum::<f64>() / last.len() as f64
     }
 
+    /// The mean loss of the training steps of a run that follow the last validation before its last step; None if there are none.
+    pub fn mean_train_loss(&self, name: &str) -> Option<f64> {
+        let train = self.train_curve(name);
+        let last = train.last()?.0;
+        let validations = self.validation_curve(name);
+        let before = validations.iter().map(|point| point.0);
+        let begin = before.filter(|&step| step < last).max().unwrap_or(0);
+        let since: Vec<f64> = (train.iter().filter(|point| point.0 > begin))
+            .map(|point| point.1)
+            .collect();
+        Some(since.iter().sum::<f64>() / since.len() as f64)
+    }
+
     /// Steps of a run that were skipped because a gradient was not finite.
     pub fn skipped_steps(&self, name: &str) -> usize {
         let skipped = |line: &&Line| {

@@ -42,6 +42,7 @@ pub use config::TrainerConfig;
 pub use contrast::Contrast;
 pub use data::{
     Batch, DataError, Dataset, DatasetOptions, DatasetSummary, IGNORED, Place, Task, Validation,
+    is_json_lines,
 };
 pub use error::{Error, NotFinite, Result};
 pub use folder::RunFolder;

@@ -42,6 +42,8 @@ pub struct Progress<'a> {
     pub steps: u64,
     /// The results of the last step that was read.
     pub last: Option<&'a StepRecord>,
+    /// The mean training loss of the steps since the last validation, at a validation.
+    pub mean_loss: Option<f64>,
     /// The share of targets that the last validation found predicted correctly, if that is counted.
     pub accuracy: Option<f64>,
 }

@@ -106,6 +106,10 @@ pub fn train<L: Learner>(
                 step,
                 steps: options.steps,
                 last: last.as_ref(),
+                mean_loss: match validates {
+                    true => metrics.mean_train_loss(learner.name()),
+                    false => None,
+                },
                 accuracy: learner.accuracy(),
             };
             events.stepped(&progress);

@@ -101,7 +101,7 @@ fn weights_are_rounded_once() -> Outcome {
     Ok(())
 }
 
-/// Straight into FP8: the codes and scales of the merged model in f32.
+/// Straight into FP8: the codes and scales of the merged model in f32, and of the base where it has those of the scheme and no update.
 #[test]
 fn merging_into_fp8_is_merging_and_quantizing() -> Outcome {
     let plain = Base::new("qwen2");
@@ -124,15 +124,62 @@ fn merging_into_fp8_is_merging_and_quantizing() -> Outcome {
             for path in two.layer_paths() {
                 let name = format!("{path}.weight");
                 let value = |from: &Checkpoint| Source::value(from, &name, DType::F32);
+                let granularity = one.stored_layer(&path, &Device::Cpu)?.codes.granularity();
+                let kept = Source::codes(&source, &name, granularity)?.is_some();
+                assert!(!(kept && source.layers().contains(&path)), "{path}");
+                let expected = if kept { &checkpoint } else { &two };
                 assert_eq!(
                     values(&value(&one)?),
-                    values(&value(&two)?),
+                    values(&value(expected)?),
                     "{scheme}: {path}"
                 );
             }
             assert_eq!(one.layer_paths(), two.layer_paths());
         }
     }
+    Ok(())
+}
+
+/// The report compares what rounding has left of each update with the update.
+#[test]
+fn the_rounding_of_updates_is_reported() -> Outcome {
+    let base = Base::new("qwen2").quantized();
+    let out = tempfile::tempdir()?;
+    let checkpoint = Checkpoint::open_dir(base.dir.path())?;
+    let adapter = AdapterFile::open(adapter_dir("qwen2.regex"))?;
+    let source = Merged::new(&checkpoint, &adapter)?;
+    let options = QuantizeOptions::new(Scheme::ChannelToken);
+    let report = rewrite::quantize(&source, out.path().join("fp8"), &options, &mut quiet)?;
+    let written = Checkpoint::open_dir(out.path().join("fp8"))?;
+    let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let paths: Vec<&String> = report.update_errors.keys().collect();
+    let mut expected: Vec<&String> = source.layers().iter().collect();
+    expected.sort();
+    assert_eq!(paths, expected);
+    for (path, error) in &report.update_errors {
+        let name = format!("{path}.weight");
+        let update = Source::update(&source, &name)?.expect("an update");
+        let wanted = values(&Source::value(&source, &name, DType::F32)?);
+        let got = values(&Source::value(&written, &name, DType::F32)?);
+        let differences: Vec<f32> = got
+            .iter()
+            .zip(&wanted)
+            .map(|(got, wanted)| got - wanted)
+            .collect();
+        let own = norm(&differences) / norm(&values(&update));
+        // Of each number of f32, 24 bits are right.
+        let relative = (f64::from(*error) / own - 1.).abs();
+        assert!(
+            relative <= 4. * 2f64.powi(-24),
+            "{path}: {error} against {own}"
+        );
+    }
+    // A base in high precision is rounded once: nothing was there before that an update could round back to.
+    let plain = Base::new("qwen2");
+    let checkpoint = Checkpoint::open_dir(plain.dir.path())?;
+    let source = Merged::new(&checkpoint, &adapter)?;
+    let report = rewrite::quantize(&source, out.path().join("once"), &options, &mut quiet)?;
+    assert!(report.update_errors.is_empty());
     Ok(())
 }
 

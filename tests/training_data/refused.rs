@@ -22,7 +22,10 @@ fn lines_are_checked() {
             r#"{"text": "a"} x"#,
             "line 2, column 15: not JSON: trailing characters",
         ),
-        (r#"["a"]"#, "line 2: a list, expected an object with `text`"),
+        (
+            r#"["a"]"#,
+            "line 2: a list, expected one object on each line",
+        ),
         (r#""a""#, "line 2: a string, expected an object with `text`"),
         (
             r#"{"txt": "a"}"#,
@@ -113,7 +116,7 @@ fn files_without_anything_are_refused() {
     );
     let error = refused(&folder, "b.txt", b"a\xff");
     assert!(
-        error.contains("b.txt") && error.contains("utf-8"),
+        error.contains("b.txt") && error.contains("not UTF-8 at byte"),
         "{error}"
     );
     std::fs::create_dir(folder.path("empty")).expect("made");

@@ -1,10 +1,10 @@
 //! The objective of a run, as its model and its data decide.
 
 use super::settings::Settings;
+use crate::model::known_classes;
+use crate::usage::Usage;
 use anyhow::{Result, bail};
-use fp8::load::Checkpoint;
-use fp8::models::gguf::is_gguf;
-use fp8::models::{Config, Model, Pooling, Tokenizer, config_of};
+use fp8::models::{Model, Pooling, Tokenizer};
 use fp8::training::{Classify, Contrast, Dataset, NextToken, Objective, Rows, Task};
 use std::path::Path;
 
@@ -19,17 +19,8 @@ pub struct Lesson {
     pub labels: Vec<String>,
     /// The data in words.
     pub described: String,
-}
-
-/// The classes of the encoder at `path`; None for a language model.
-pub fn known_classes(path: &Path) -> Result<Option<Vec<String>>> {
-    if is_gguf(path) {
-        return Ok(None);
-    }
-    Ok(match config_of(&Checkpoint::open_dir(path)?, path)? {
-        Config::Bert(config) => Some(config.labels),
-        _ => None,
-    })
+    /// Rows to train on, and to validate on.
+    pub rows: [usize; 2],
 }
 
 impl Lesson {
@@ -42,6 +33,11 @@ impl Lesson {
         let is_encoder = options.task.is_none();
         let data = Dataset::open(&settings.data, tokenizer, &options)?;
         let (described, task) = (data.description(), data.task());
+        let counts = [data.rows(), data.validation_rows()];
+        if let (Some(own), false) = (settings.own_temperature(), task == Task::Embedding) {
+            let text = format!("--temperature is {own}, but the data has no queries");
+            return Err(Usage(text).into());
+        }
         let (labels, rows, seed) = (data.labels().to_vec(), settings.batch, settings.seed);
         let goal: Goal = match task {
             Task::LanguageModel if is_encoder => bail!(
@@ -63,7 +59,26 @@ impl Lesson {
             task,
             labels,
             described,
+            rows: counts,
         })
+    }
+
+    /// What of the data the run cannot use as it was asked to.
+    pub fn warnings(&self, settings: &Settings) -> Vec<String> {
+        let [rows, validation] = self.rows;
+        let mut warnings = vec![];
+        if rows < settings.batch {
+            warnings.push(format!(
+                "--batch is {}, and the data has {rows} row{} to train on: each step repeats rows",
+                settings.batch,
+                if rows == 1 { "" } else { "s" },
+            ));
+        }
+        if validation == 0 {
+            let why = "no data is left for validation, so only training losses are shown: give more data, or --validation FILE";
+            warnings.push(why.to_string());
+        }
+        warnings
     }
 }
 

@@ -1,30 +1,32 @@
 //! `fp8 train`: fine-tunes a model, in full or by adapters.
 
 mod goal;
+mod layers;
 mod outcome;
 mod settings;
 
 use crate::card::command;
 use crate::model::Source;
-use crate::output::size;
-use crate::usage::Usage;
+use crate::output::{separate, size};
+use crate::source::found;
+use crate::usage::{Interrupted, Usage};
 use crate::watch::{Look, Watch};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
 use fp8::memory_in_use;
-use fp8::models::{Model, ModelOptions, open};
+use fp8::models::{Model, ModelOptions, open, open_config};
+use fp8::rewrite::hub_name;
 use fp8::training::{
-    Ended, Learner, Metrics, RunFolder, Task, TrainableModel, Trainer, TurnOptions,
+    Ended, Error, Learner, Metrics, RunFolder, Task, TrainableModel, Trainer, TurnOptions,
     initialize_adapter, train,
 };
-pub use goal::known_classes;
 use goal::{Goal, Lesson, judged};
 use outcome::Finished;
 use serde::{Deserialize, Serialize};
-use settings::Settings;
-use std::path::PathBuf;
+use settings::{CONTEXT, Settings};
+use std::path::{Path, PathBuf};
 
 /// The name of a run's adapter.
 const ADAPTER: &str = "default";
@@ -81,30 +83,27 @@ pub fn run(args: &Args) -> Result<()> {
     settings.card.check(&Source::of(&stored.model))?;
     let config = settings.trainer()?;
     let tokenizer = Source::of(&stored.model).tokenizer()?;
+    let lesson = Lesson::new(settings, &stored.model, &tokenizer)?;
+    let warnings = lesson.warnings(settings);
     let Lesson {
         goal,
         task,
         labels,
         described,
-    } = Lesson::new(settings, &stored.model, &tokenizer)?;
+        ..
+    } = lesson;
     let (model, vars, source) = model(&stored, &labels)?;
-    if let Some(positions) = model
-        .max_positions()
-        .filter(|&most| most < settings.context)
-    {
-        let context = settings.context;
-        bail!(Usage(format!(
-            "--context is {context}, and the model has {positions} positions"
-        )));
-    }
     let trainer = Trainer::new(name, model, vars, goal, config)?;
-    let resumes = folder.is_some();
+    let unmatched = trainer.report().and_then(|report| report.unmatched.first());
+    if let Some(unmatched) = unmatched {
+        return Err(Usage(format!("--layer: {unmatched}")).into());
+    }
+    let resumed = folder.is_some();
     let folder = match (folder, &args.out) {
         (Some(folder), _) => folder,
-        (None, Some(out)) => RunFolder::create(out, &stored, args.overwrite)?,
+        (None, Some(out)) => begin(out, &stored, args.overwrite)?,
         (None, None) => bail!("--out is missing"),
     };
-    println!("data: {described}");
     let trainer = trainer.with_checkpoint(folder.checkpoint(name));
     let mut run = Run {
         stored,
@@ -114,11 +113,40 @@ pub fn run(args: &Args) -> Result<()> {
         task,
         labels,
     };
-    if resumes && run.trainer.resume()? {
-        println!("continuing after step {}", run.trainer.step());
+    let continues = resumed && run.trainer.resume()?;
+    if continues && run.is_finished() {
+        let (steps, path) = (run.trainer.step(), run.folder.path().display());
+        println!("{path} is already finished: {steps} of {steps} steps");
+        return Ok(());
     }
-    run.describe();
+    let context = run.stored.settings.context();
+    if args.settings.context.is_none() && context < CONTEXT && !resumed {
+        println!("--context is {context}, as the model has no more positions");
+    }
+    println!("data: {described}");
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+    match (resumed, continues) {
+        (_, true) => println!("continuing after step {}", run.trainer.step()),
+        (true, false) => println!("no checkpoint was written yet: beginning again at step 0"),
+        (false, false) => run.describe(),
+    }
     run.train()
+}
+
+/// The folder of a new run.
+fn begin(out: &Path, stored: &Stored, overwrite: bool) -> Result<RunFolder> {
+    RunFolder::create(out, stored, overwrite).map_err(|error| match error {
+        Error::RunExists { path, found } => {
+            let path = path.display();
+            anyhow!(
+                "{path} holds an earlier run ({found}): continue it with `fp8 train --resume {path}`, replace it with --overwrite, or choose \
+                 another --out"
+            )
+        }
+        other => other.into(),
+    })
 }
 
 /// The settings of a new run. Paths are stored in full: a run may be resumed from elsewhere.
@@ -128,7 +156,14 @@ fn stored(args: &Args) -> Result<Stored> {
     let Some(model) = &args.model else {
         bail!(Usage("a model is missing".into()));
     };
+    found(model)?;
     let mut settings = args.settings.clone();
+    if let Some(out) = &args.out {
+        let texts = settings.data.iter().chain(&settings.validation);
+        let read = texts.chain(&settings.card.eval).chain([model]);
+        separate(out, read.map(PathBuf::as_path))?;
+    }
+    settings.context = Some(context(settings.context, model)?);
     let texts = settings.data.iter_mut().chain(&mut settings.validation);
     for path in texts.chain(&mut settings.card.eval) {
         *path = full(path)?;
@@ -138,6 +173,20 @@ fn stored(args: &Args) -> Result<Stored> {
         command: command(),
         settings,
     })
+}
+
+/// Tokens of a row: as many as were asked for, or as many as the model has positions if these are few.
+fn context(asked: Option<usize>, model: &Path) -> Result<usize> {
+    let positions = open_config(model)?.max_positions();
+    match (asked, positions) {
+        (Some(asked), Some(most)) if asked > most => {
+            let way = format!("pass --context {most} or less");
+            let text = format!("--context is {asked}, and the model has {most} positions: {way}");
+            Err(Usage(text).into())
+        }
+        (None, Some(most)) => Ok(CONTEXT.min(most)),
+        _ => Ok(asked.unwrap_or(CONTEXT)),
+    }
 }
 
 type Opened = (Model, VarMap, Option<Box<dyn fp8::rewrite::Source>>);
@@ -164,6 +213,7 @@ fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
             let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
             let config = adapter(stored, rank, &mut model, labels)?;
             model.add_adapter(ADAPTER, &config, vb)?;
+            check_rank(rank, &vars)?;
             initialize_adapter(&vars, settings.seed)?;
             (model, vars, None)
         }
@@ -176,6 +226,28 @@ fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
         _ => {}
     }
     Ok((model, vars, source))
+}
+
+/// Fails for a rank that no matrix of a layer can have.
+fn check_rank(rank: usize, vars: &VarMap) -> Result<()> {
+    let vars = vars.data().lock();
+    let vars = vars.map_err(|_| anyhow!("the variables are locked"))?;
+    let widths = vars.iter().filter_map(|(name, var)| {
+        let is_matrix = name.contains(".lora_A.") || name.contains(".lora_B.");
+        let &[one, other] = var.dims() else {
+            return None;
+        };
+        // One is the rank, the other the layer's width.
+        let width = if one == rank { other } else { one };
+        (is_matrix && width < rank).then_some((width, name))
+    });
+    match widths.min() {
+        None => Ok(()),
+        Some((width, name)) => Err(Usage(format!(
+            "--lora is {rank}, and a layer has only {width} inputs or outputs ({name}): its rank is at most {width}"
+        ))
+        .into()),
+    }
 }
 
 /// The configuration of a run's adapters.
@@ -198,8 +270,10 @@ fn adapter(
     let mut config = AdapterConfig::new(rank)
         .with_alpha(settings.alpha.unwrap_or(2. * rank as f64))
         .with_targets(targets);
-    config.dropout = settings.dropout.unwrap_or(0.);
-    config.base_model = Some(stored.model.display().to_string());
+    config.dropout = settings.dropout.unwrap_or(0.) as f32;
+    let hub = settings.card.base_model.clone();
+    let hub = hub.or_else(|| hub_name(&stored.model));
+    config.base_model = Some(hub.unwrap_or_else(|| stored.model.display().to_string()));
     if let (Model::Bert(bert), false) = (model, labels.is_empty()) {
         config.saved = vec!["classifier".into()];
         if !bert.has_pooler() {
@@ -212,12 +286,17 @@ fn adapter(
 }
 
 impl Run {
+    /// Whether its last step was made and its results were written.
+    fn is_finished(&self) -> bool {
+        self.trainer.step() >= self.stored.settings.steps && self.folder.is_finished()
+    }
+
     fn describe(&self) {
         let vars = self.trainer.vars().all_vars();
         let trained: usize = vars.iter().map(|var| var.elem_count()).sum();
         println!("trains {:.3} million parameters", trained as f64 / 1e6);
         if let Some(report) = self.trainer.report() {
-            println!("{report}");
+            println!("{}", layers::described(report, self.stored.settings.name()));
         }
     }
 
@@ -232,14 +311,22 @@ impl Run {
         let name = settings.name();
         let done = self.trainer.step();
         let mut metrics = self.folder.metrics(name, done)?;
-        if metrics.validation_curve(name).is_empty()
-            && done == 0
-            && let Some(loss) = self.trainer.validate()?
-        {
-            let accuracy = self.trainer.accuracy();
-            let judged = judged(self.task, loss, accuracy);
-            println!("before training: validation {judged}");
-            metrics.push_validation(name, 0, loss, accuracy)?;
+        if done == 0 {
+            let before = match metrics.validation_curve(name).first() {
+                Some(&(_, loss)) => Some((loss, metrics.last_accuracy(name))),
+                None => {
+                    let loss = self.trainer.validate_high_precision()?;
+                    let accuracy = self.trainer.accuracy();
+                    if let Some(loss) = loss {
+                        metrics.push_validation(name, 0, loss, accuracy)?;
+                    }
+                    loss.map(|loss| (loss, accuracy))
+                }
+            };
+            if let Some((loss, accuracy)) = before {
+                let judged = judged(self.task, loss, accuracy);
+                println!("before training: validation {judged}");
+            }
         }
         let task = self.task;
         let judged = move |loss, accuracy| judged(task, loss, accuracy);
@@ -261,7 +348,8 @@ impl Run {
             Ended::Stopped => {
                 let dir = self.folder.path().display();
                 println!("stopped; continue with `fp8 train --resume {dir}`");
-                Ok(())
+                // Whatever would follow the run in a script has nothing to work on yet.
+                Err(Interrupted.into())
             }
         }
     }
@@ -274,6 +362,7 @@ impl Run {
             folder: &self.folder,
             source: self.source.as_deref(),
             adapter: ADAPTER,
+            trained: metrics.mean_train_loss(self.stored.settings.name()),
             task: self.task,
             labels: &self.labels,
             trainer: &mut self.trainer,

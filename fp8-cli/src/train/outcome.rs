@@ -30,6 +30,8 @@ pub struct Finished<'a> {
     /// The name of its adapter, if it has one.
     pub adapter: &'a str,
     pub trainer: &'a mut Trainer<Model, Goal>,
+    /// The mean loss of the training steps since the last validation.
+    pub trained: Option<f64>,
     pub task: Task,
     /// The classes; empty unless texts are classified.
     pub labels: &'a [String],
@@ -56,7 +58,7 @@ impl Finished<'_> {
         let ms = metrics.median_step_ms(name);
         // Texts of an encoder are shorter than a row, so only a language model has a known number of tokens.
         let tokens =
-            (self.task == Task::LanguageModel).then_some(settings.batch * settings.context);
+            (self.task == Task::LanguageModel).then_some(settings.batch * settings.context());
         let speed = tokens.map(|tokens| {
             if ms > 0. {
                 tokens as f64 / ms * 1e3
@@ -89,13 +91,22 @@ impl Finished<'_> {
             Task::Classification => "cross entropy per text (nats)",
             _ => "cross entropy per query (nats)",
         };
-        self.folder.finish(&summary, metrics, &[name], unit)?;
         if !settings.card.no_card {
             self.write_card(written, metrics)?;
         }
+        // Last: a run with a summary is finished.
+        self.folder.finish(&summary, metrics, &[name], unit)?;
+        if val_loss.is_none()
+            && let Some(loss) = self.trained
+        {
+            println!("step {step:>5}  train {loss:.4}");
+        }
         if let Some(loss) = val_loss {
+            let train = self
+                .trained
+                .map_or(String::new(), |loss| format!("train {loss:.4}  "));
             println!(
-                "step {step}: validation {}",
+                "step {step:>5}  {train}validation {}",
                 judged(self.task, loss, accuracy)
             );
         }

@@ -1,8 +1,9 @@
 //! The settings with which a run begins. The run's folder stores them, so `--resume` needs nothing else.
 
 use crate::card::Card;
-use crate::usage::Usage;
+use crate::usage::{Usage, at_least, number, steps};
 use anyhow::{Result, ensure};
+use fp8::fp8_core::did_you_mean;
 use fp8::optim::{AdamWConfig, DecayScope, LrSchedule};
 use fp8::training::{DatasetOptions, TrainerConfig, Validation};
 use fp8::{PrepareOptions, Recipe, RecipeName};
@@ -13,6 +14,15 @@ use std::path::PathBuf;
 const F32: &str = "f32";
 /// The temperature of queries, as most libraries have it.
 const TEMPERATURE: f64 = 0.05;
+/// Tokens of a row, if the model has as many positions.
+pub const CONTEXT: usize = 512;
+/// What a positive number is in messages.
+const POSITIVE: &str = "a number above 0";
+
+fn positive(number: f64) -> bool {
+    number > 0. && number.is_finite()
+}
+
 /// The recipe of runs that name none.
 const DEFAULT: &str = "delayed";
 
@@ -26,16 +36,16 @@ pub struct Settings {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub validation: Vec<PathBuf>,
     /// Optimizer steps
-    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = steps, allow_negative_numbers = true)]
     pub steps: u64,
     /// Rows of a step; for queries, the number of queries, each of which chooses among the texts of all
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::usage::at_least(1))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(1), allow_negative_numbers = true)]
     pub batch: usize,
-    /// Tokens of a row
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = crate::usage::at_least(2))]
-    pub context: usize,
+    /// Tokens of a row [default: 512, or the model's positions if it has fewer]
+    #[arg(long, value_name = "N", value_parser = at_least(2), allow_negative_numbers = true)]
+    pub context: Option<usize>,
     /// Parts of a step's rows whose gradients are computed one after the other: less memory
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = crate::usage::at_least(1))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least(1), allow_negative_numbers = true)]
     pub micro_batches: usize,
     /// How linear layers compute: f32, or an FP8 recipe such as delayed, tensorwise, rowwise, current, blockwise or mxfp8 [default:
     /// delayed; with --lora, as the model's file says]
@@ -45,19 +55,20 @@ pub struct Settings {
     #[arg(long, value_name = "PATTERN=RECIPE", conflicts_with = "lora")]
     pub layer: Vec<String>,
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number(POSITIVE, positive), allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// How the learning rate changes after the warm-up
     #[arg(long, value_enum, default_value_t = Schedule::Cosine)]
     pub schedule: Schedule,
     /// Steps in which the learning rate rises [default: a twentieth of all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub warmup: Option<u64>,
     /// Weight decay of matrices; biases and norms do not decay
-    #[arg(long, value_name = "X", default_value_t = 0.)]
+    #[arg(long, value_name = "X", default_value_t = 0., value_parser = number("a number of at least 0", |x| x >= 0. && x.is_finite()),
+          allow_negative_numbers = true)]
     pub weight_decay: f64,
     /// The norm that gradients are clipped to
-    #[arg(long, value_name = "X", default_value_t = 1.)]
+    #[arg(long, value_name = "X", default_value_t = 1., value_parser = number(POSITIVE, positive), allow_negative_numbers = true)]
     pub max_grad_norm: f64,
     /// Seed of the order of the data and of new parameters
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -69,31 +80,32 @@ pub struct Settings {
     #[arg(long)]
     pub recompute: bool,
     /// Train adapters of this rank beside the frozen model instead of its weights
-    #[arg(long, value_name = "RANK", value_parser = crate::usage::at_least(1))]
+    #[arg(long, value_name = "RANK", value_parser = at_least(1), allow_negative_numbers = true)]
     pub lora: Option<usize>,
     /// Weight of the adapters, which is divided by their rank [default: twice the rank]
-    #[arg(long, value_name = "X", requires = "lora")]
+    #[arg(long, value_name = "X", requires = "lora", value_parser = number(POSITIVE, positive), allow_negative_numbers = true)]
     pub alpha: Option<f64>,
     /// The layers that get adapters: names that end their paths, separated by commas, or all-linear [default: q_proj,v_proj; query,value in
     /// an encoder]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora")]
     pub target: Option<Vec<String>>,
     /// Share of an adapter's inputs that dropout zeroes in training
-    #[arg(long, value_name = "P", requires = "lora")]
-    pub dropout: Option<f32>,
+    #[arg(long, value_name = "P", requires = "lora", value_parser = number("a share of at least 0 and below 1", |x| (0. ..1.).contains(&x)),
+          allow_negative_numbers = true)]
+    pub dropout: Option<f64>,
     /// For queries: what the cosines of embeddings are divided by
-    #[arg(long, value_name = "X", default_value_t = TEMPERATURE)]
+    #[arg(long, value_name = "X", default_value_t = TEMPERATURE, value_parser = number(POSITIVE, positive), allow_negative_numbers = true)]
     pub temperature: f64,
     #[command(flatten)]
     pub card: Card,
     /// Steps between two checkpoints
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = steps, allow_negative_numbers = true)]
     pub checkpoint_every: u64,
     /// Steps between two validations [default: a tenth of all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = steps, allow_negative_numbers = true)]
     pub validate_every: Option<u64>,
     /// Measure every cast of each Nth step, and write stats.jsonl
-    #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = steps, allow_negative_numbers = true)]
     pub stats: Option<u64>,
 }
 
@@ -113,9 +125,19 @@ impl Settings {
         }
     }
 
+    /// Tokens of a row.
+    pub fn context(&self) -> usize {
+        self.context.unwrap_or(CONTEXT)
+    }
+
+    /// The temperature of queries, if it is not that of runs that name none.
+    pub fn own_temperature(&self) -> Option<f64> {
+        Some(self.temperature).filter(|own| *own != TEMPERATURE)
+    }
+
     /// The data as `fp8::training` takes it.
     pub fn dataset(&self) -> DatasetOptions {
-        let options = DatasetOptions::new(self.context)
+        let options = DatasetOptions::new(self.context())
             .with_packing(!self.no_packing)
             .with_seed(self.seed);
         match self.validation.is_empty() {
@@ -137,6 +159,14 @@ impl Settings {
             Some(_) => 2e-4,
             None => 2e-5,
         });
+        ensure!(
+            self.warmup.is_none_or(|warmup| warmup <= self.steps),
+            Usage(format!(
+                "--warmup is {}, but the run has {} steps",
+                self.warmup.unwrap_or_default(),
+                self.steps
+            ))
+        );
         let warmup_steps = self.warmup.unwrap_or(self.steps / 20);
         let schedule = match self.schedule {
             Schedule::Cosine => LrSchedule::cosine(lr, warmup_steps, self.steps),
@@ -198,10 +228,18 @@ fn recipe(flag: &str, name: &str) -> Result<Option<Recipe>> {
     if name == F32 {
         return Ok(None);
     }
-    let name: RecipeName = name
-        .parse()
-        .map_err(|error| Usage(format!("{flag} is {name}: {error}, or f32")))?;
-    Ok(Some(name.into()))
+    let found: Result<RecipeName, _> = name.parse();
+    let found = found.map_err(|_| {
+        let names: Vec<&str> = std::iter::once(F32)
+            .chain(RecipeName::ALL.map(RecipeName::as_str))
+            .collect();
+        let meant = did_you_mean(name, names.iter().copied());
+        Usage(format!(
+            "{flag} is {name}: expected one of {}{meant}",
+            names.join(", ")
+        ))
+    })?;
+    Ok(Some(found.into()))
 }
 
 /// What a resumed run must agree with, besides what the trainer compares itself.
@@ -226,7 +264,7 @@ impl<'a> Fixed<'a> {
             lora: settings.lora,
             alpha: settings.alpha,
             target: settings.target.as_deref(),
-            dropout: settings.dropout,
+            dropout: settings.dropout.map(|share| share as f32),
             seed: settings.seed,
         }
     }

@@ -1,6 +1,7 @@
 //! The tool `fp8`, run from the command line.
 
 mod adapters;
+mod apart;
 mod card;
 mod check;
 mod embed;
@@ -14,6 +15,8 @@ mod run;
 mod search;
 mod support;
 mod train;
+mod walk;
+mod walk_refused;
 
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};

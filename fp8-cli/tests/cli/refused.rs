@@ -187,8 +187,12 @@ fn invalid_arguments_exit_with_code_2_and_a_suggestion() {
     let model = speaking("ct_static_tensor", &dir.join("model"));
     let out = dir.join("out");
     let quantize = ["quantize", &model, "--out", &out];
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 16] = [
         (&[], "a command is missing"),
+        (
+            &["convert", &model, "--out", &out, "--to", "model-opt"],
+            "or modelopt, or gguf; did you mean modelopt?",
+        ),
         (&["quantise"], "did you mean quantize?"),
         (
             &["quantize", &model, "--overwrit"],

@@ -68,7 +68,7 @@ fn losses(dir: &Dir, out: &str) -> Vec<(u64, String, String)> {
 fn all_weights_are_trained_and_written() {
     let dir = folder();
     let said = train(&dir, "run", &["--steps", "6", "--stats", "3"]);
-    assert!(said.contains("14 converted"), "{said}");
+    assert!(said.contains("14 layers in FP8 by delayed"), "{said}");
     let summary = json(&dir.join("run/summary.json"));
     assert_eq!(summary["steps"], 6);
     let first = losses(&dir, "run")[0].2.parse::<f64>().unwrap();

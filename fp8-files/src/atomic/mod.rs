@@ -7,6 +7,7 @@
 //!
 //! A path must have one writer at a time; readers may come at any time.
 
+mod apart;
 mod safetensors;
 mod together;
 mod unique;
@@ -16,6 +17,7 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+pub use apart::keep_apart;
 pub(crate) use safetensors::{Header, METADATA, write_tensor_data};
 pub use safetensors::{write_safetensors, write_safetensors_atomic};
 pub use together::{Part, replace_together};
@@ -55,6 +57,18 @@ pub enum FileError {
     NoName {
         /// The path as given.
         path: PathBuf,
+    },
+
+    /// The path to write is one that is read, lies within one, or holds one.
+    #[error("{path} {relation} {input}, which is read: choose another place to write to",
+        path = .path.display(), input = .input.display())]
+    IsInput {
+        /// The path to write.
+        path: PathBuf,
+        /// `is`, `lies within` or `holds`.
+        relation: &'static str,
+        /// The file or directory that is read.
+        input: PathBuf,
     },
 
     /// The path exists and is not a regular file, or its parent is not a directory.

@@ -60,6 +60,16 @@ impl Checkpoint {
         })
     }
 
+    /// The codes and scales of the weight `name`, if it is stored as E4M3 with scales of this granularity. FP4 is not.
+    pub(crate) fn codes(&self, name: &str, granularity: Granularity) -> Result<Option<Fp8Tensor>> {
+        match self.catalogue.weights.get(name) {
+            Some(weight) if !weight.fp4 && weight.scheme.weight == granularity => {
+                Ok(Some(self.files.fp8_tensor(weight, &Device::Cpu)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// A tensor by its canonical name or, for scales, by its stored one: codes as F8E4M3, scales of caches as f32, everything
     /// else as stored.
     ///

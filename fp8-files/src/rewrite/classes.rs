@@ -3,6 +3,8 @@
 use super::source::Source;
 use crate::error::Result;
 use candle_core::{DType, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_core::Granularity;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -101,6 +103,14 @@ impl Source for Classifier<'_> {
 
     fn is_fp8(&self, name: &str) -> bool {
         self.source.is_fp8(self.own(name))
+    }
+
+    fn codes(&self, name: &str, granularity: Granularity) -> Result<Option<Fp8Tensor>> {
+        self.source.codes(self.own(name), granularity)
+    }
+
+    fn update(&self, name: &str) -> Result<Option<Tensor>> {
+        self.source.update(self.own(name))
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {

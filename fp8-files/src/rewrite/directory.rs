@@ -229,7 +229,7 @@ fn check_free(target: &Path, overwrite: bool) -> Result<()> {
         Ok(found) if !found.is_dir() => refused("is not a directory"),
         Ok(_) if is_empty(target) => Ok(()),
         Ok(_) if !overwrite => refused(
-            "is not empty: --overwrite (`with_overwrite`) replaces a model that stands there",
+            "is not empty: the option to overwrite (--overwrite) replaces a model that stands there",
         ),
         Ok(_) if !target.join("config.json").is_file() => {
             refused("holds no config.json, so it is no model to overwrite")

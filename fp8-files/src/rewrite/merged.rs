@@ -8,6 +8,8 @@ use crate::contents::Role;
 use crate::error::{Error, Result};
 use crate::names::{join, weight_name};
 use candle_core::{DType, Device, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_core::Granularity;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -162,6 +164,26 @@ impl Source for Merged<'_> {
         !self.saved.contains_key(name) && self.base.is_fp8(name)
     }
 
+    fn codes(&self, name: &str, granularity: Granularity) -> Result<Option<Fp8Tensor>> {
+        match self.saved.contains_key(name) || self.updates.contains_key(name) {
+            true => Ok(None),
+            false => self.base.codes(name, granularity),
+        }
+    }
+
+    fn update(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some((own, sizes)) = self.updates.get(name) else {
+            return Ok(None);
+        };
+        if self.saved.contains_key(name) {
+            return Ok(None);
+        }
+        let [a, b] = (self.adapter).matrices(own, *sizes, DType::F32, &Device::Cpu)?;
+        Ok(Some(
+            (b.matmul(&a)? * self.adapter.config().factor_of(own)?)?,
+        ))
+    }
+
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
         if let Some(saved) = self.saved.get(name) {
             let layer = &saved.layer;
@@ -175,13 +197,13 @@ impl Source for Merged<'_> {
                 false => bias.ok_or_else(missing),
             };
         }
-        let Some((own, sizes)) = self.updates.get(name) else {
-            return self.base.value(name, dtype);
-        };
-        let [a, b] = (self.adapter).matrices(own, *sizes, DType::F32, &Device::Cpu)?;
-        let update = (b.matmul(&a)? * self.adapter.config().factor_of(own)?)?;
-        let sum = (self.base.value(name, DType::F32)? + update)?;
-        Ok(sum.to_dtype(dtype)?)
+        match self.update(name)? {
+            None => self.base.value(name, dtype),
+            Some(update) => {
+                let sum = (self.base.value(name, DType::F32)? + update)?;
+                Ok(sum.to_dtype(dtype)?)
+            }
+        }
     }
 
     fn config(&self) -> Option<&Value> {

@@ -16,6 +16,7 @@ mod convert;
 mod dequantize;
 mod directory;
 mod job;
+mod layer;
 mod merged;
 mod options;
 mod pipeline;

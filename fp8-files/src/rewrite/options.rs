@@ -1,5 +1,6 @@
 //! Options and report of a rewrite.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The size of a shard in Hugging Face's libraries: 5 GB.
@@ -129,6 +130,10 @@ pub struct WriteReport {
     /// The largest relative error of that second rounding over these layers: the norm of the difference of a weight over the norm of
     /// the weight in the source. None if there are no such layers.
     pub requantization_error: Option<f32>,
+    /// By the path of a layer that was FP8 before and has an update, as in [`Merged`](super::Merged): how far rounding has changed the
+    /// update, which is the norm of the difference between the weight as written and the sum of weight and update, over the norm of the
+    /// update. 1 if all of a small update is lost.
+    pub update_errors: BTreeMap<String, f32>,
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
     /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in the target, whose configuration has no

@@ -2,12 +2,13 @@
 
 use super::companions::Changes;
 use super::job::Job;
+use super::layer::codes_of;
 use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::scheme::Scheme;
 use super::select::{Patterns, name_others, role};
 use super::shifted::Shifted;
-use super::slabs;
+use super::slabs::{self, Distance};
 use super::source::{Source, model_dtype, natural_order, take_scales};
 use crate::contents::{Contents, Described, HEAD, Role};
 use crate::error::{Error, Result};
@@ -17,15 +18,14 @@ use crate::scheme::static_scale;
 use crate::search::Chosen;
 use crate::spelling::Spelling;
 use candle_core::{DType, Device};
-use fp8_candle::{Fp8Tensor, InputScaling};
-use fp8_core::Format;
+use fp8_candle::InputScaling;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// What to do with a layer whose features do not divide into groups, for errors.
-const WAY_OUT: &str = "leave it in high precision by `QuantizeOptions::with_ignore` (`--ignore`), or choose a scheme without groups: \
-     channel-token";
+const WAY_OUT: &str =
+    "leave it in high precision (--ignore), or choose a scheme without groups: channel-token";
 
 /// Options of [`quantize`].
 ///
@@ -132,9 +132,10 @@ impl QuantizeOptions {
 ///
 /// Linear layers are the matrices called `X.weight`, except embeddings, routers of experts (`gate`, `router`) and, without
 /// [`QuantizeOptions::with_head`], heads. Scales are amax/448 in f32 (powers of two for microscaling: 2^ceil(log2(amax/448))), codes are
-/// rounded to nearest. FP8 layers of the source are dequantized first, so they are rounded twice:
-/// [`WriteReport::requantized`] lists them, and [`WriteReport::requantization_error`] has the error of the second rounding. A head among them
-/// stays FP8. [`convert`](super::convert) keeps their codes.
+/// rounded to nearest. An FP8 layer of the source whose scales have the granularity of the scheme keeps its codes and scales. The others
+/// are dequantized first, so they are rounded twice: [`WriteReport::requantized`] lists them, and [`WriteReport::requantization_error`] has the
+/// error of the second rounding. A head among them stays FP8. [`convert`](super::convert) keeps all codes. Where the source adds the update of an
+/// adapter to FP8 weights, [`WriteReport::update_errors`] says what the rounding has changed of it.
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and a
 /// `quantization_config` that lists every linear layer in high precision, and copies of tokenizer, vocabulary, chat template and
@@ -184,9 +185,6 @@ pub fn quantize(
             layers: format!("{}, the first is `{first}`", contents.layers.len()),
         });
     }
-    let paths = contents.layers.iter().map(|layer| &layer.path);
-    let requantized = paths.filter(|path| source.is_fp8(&weight_name(path)));
-    let requantized = requantized.cloned().collect();
     let job = Job {
         source,
         target: target.as_ref(),
@@ -201,28 +199,40 @@ pub fn quantize(
         others,
         report: WriteReport {
             unmatched,
-            requantized,
             ..WriteReport::default()
         },
     };
     // Layers are quantized by several threads.
-    let largest: Mutex<Option<f32>> = Mutex::default();
+    let distances: Mutex<BTreeMap<String, Distance>> = Mutex::default();
     let report = job.run(on_progress, |layer| {
         let name = match &tied {
             Some(embedding) if layer.path == HEAD => embedding.clone(),
             _ => weight_name(&layer.path),
         };
-        let stored = quantized(source, layer, &name, options)?;
-        if source.is_fp8(&name) {
-            let slab = slabs::slab(options.write.memory);
-            let error = slabs::relative_error(source, &name, &stored.codes, slab)?;
-            let mut largest = largest.lock().unwrap_or_else(PoisonError::into_inner);
-            *largest = Some(largest.map_or(error, |largest| largest.max(error)));
+        let chosen = options.chosen.codes.get(&layer.path);
+        let memory = options.write.memory;
+        let (codes, distance) = codes_of(source, layer, &name, chosen, slabs::slab(memory))?;
+        if let Some(distance) = distance {
+            let mut distances = distances.lock().unwrap_or_else(PoisonError::into_inner);
+            distances.insert(layer.path.clone(), distance);
         }
-        Ok(stored)
+        Ok(StoredLayer {
+            path: layer.path.clone(),
+            codes,
+            input: options.input_scaling(layer)?,
+        })
     })?;
+    let distances = (distances.into_inner()).unwrap_or_else(PoisonError::into_inner);
+    let requantized = report.quantized.iter();
+    let requantized = requantized.filter(|path| distances.contains_key(*path));
+    let of_update =
+        |(path, distance): (&String, &Distance)| Some((path.clone(), distance.of_update?));
     Ok(WriteReport {
-        requantization_error: largest.into_inner().unwrap_or_else(PoisonError::into_inner),
+        requantized: requantized.cloned().collect(),
+        requantization_error: (distances.values())
+            .map(|distance| distance.relative)
+            .reduce(f32::max),
+        update_errors: distances.iter().filter_map(of_update).collect(),
         ..report
     })
 }
@@ -330,39 +340,4 @@ fn embedding(source: &dyn Source, others: &[String]) -> Option<String> {
     let embedding =
         |name: &&String| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
     names.find(embedding).cloned()
-}
-
-fn quantized(
-    source: &dyn Source,
-    layer: &Described,
-    name: &str,
-    options: &QuantizeOptions,
-) -> Result<StoredLayer> {
-    let path = &layer.path;
-    let codes = match options.chosen.codes.get(path) {
-        Some(codes) => fitting(codes, layer)?,
-        None => slabs::quantize(source, layer, name, slabs::slab(options.write.memory))?,
-    };
-    Ok(StoredLayer {
-        path: path.clone(),
-        codes,
-        input: options.input_scaling(layer)?,
-    })
-}
-
-/// The codes that a search has found for a layer.
-fn fitting(codes: &Fp8Tensor, layer: &Described) -> Result<Fp8Tensor> {
-    let (n, k) = layer.sizes;
-    let (got, wanted) = (codes.granularity(), layer.scheme.weight);
-    if codes.dims() != [n, k] || got != wanted || codes.format() != Format::E4M3 {
-        return Err(Error::TensorShape {
-            tensor: weight_name(&layer.path),
-            got: codes.dims().to_vec(),
-            expected: format!(
-                "codes of [{n}, {k}] in e4m3 with {wanted} scales, not in {} with {got} ones",
-                codes.format()
-            ),
-        });
-    }
-    Ok(codes.clone())
 }

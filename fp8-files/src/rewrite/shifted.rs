@@ -4,6 +4,8 @@ use super::source::Source;
 use crate::error::{Error, Result};
 use crate::search::shifted;
 use candle_core::{DType, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_core::Granularity;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -77,6 +79,18 @@ impl Source for Shifted<'_> {
 
     fn is_fp8(&self, name: &str) -> bool {
         self.source.is_fp8(name)
+    }
+
+    fn codes(&self, name: &str, granularity: Granularity) -> Result<Option<Fp8Tensor>> {
+        match self.shifts.contains_key(name) {
+            true => Ok(None),
+            false => self.source.codes(name, granularity),
+        }
+    }
+
+    fn update(&self, name: &str) -> Result<Option<Tensor>> {
+        let update = self.source.update(name)?;
+        update.map(|update| self.after(name, update)).transpose()
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {

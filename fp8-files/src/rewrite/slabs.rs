@@ -123,14 +123,21 @@ pub(super) fn quantize(
     Ok(codes)
 }
 
-/// The norm of the difference between a layer's codes and its weight, the tensor `name`, over the norm of the weight; 0 for a weight of
-/// zeros.
-pub(super) fn relative_error(
+/// How far a layer's codes are from its weight, and from what was added to it.
+pub(super) struct Distance {
+    /// The norm of the difference over the norm of the weight; 0 for a weight of zeros.
+    pub(super) relative: f32,
+    /// The norm of the difference over the norm of the update; None without an update, or if that is zero.
+    pub(super) of_update: Option<f32>,
+}
+
+/// The distance between a layer's codes and its weight, the tensor `name`.
+pub(super) fn distance(
     source: &dyn Source,
     name: &str,
     codes: &Fp8Tensor,
     slab: usize,
-) -> Result<f32> {
+) -> Result<Distance> {
     let granularity = codes.granularity();
     let block = match granularity {
         Granularity::Blockwise { rows, .. } => rows.max(1),
@@ -152,8 +159,11 @@ pub(super) fn relative_error(
         whole += squares(&weight)?;
         Ok(())
     })?;
-    Ok(match whole {
-        0. => 0.,
-        whole => (difference / whole).sqrt() as f32,
+    let ratio = |whole: f64| (whole > 0.).then(|| (difference / whole).sqrt() as f32);
+    let update = source.update(name)?;
+    let update = update.map(|update| squares(&update)).transpose()?;
+    Ok(Distance {
+        relative: ratio(whole).unwrap_or_default(),
+        of_update: update.and_then(ratio),
     })
 }

@@ -6,6 +6,8 @@ use crate::contents::{AttentionScale, Contents, KvScale};
 use crate::error::{Error, Result};
 use crate::load::Checkpoint;
 use candle_core::{DType, Device, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_core::Granularity;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -55,6 +57,24 @@ pub trait Source: Sync {
     /// Whether a tensor is stored as FP8 codes, so that quantizing it rounds its value a second time.
     fn is_fp8(&self, _name: &str) -> bool {
         false
+    }
+
+    /// The codes and scales on the CPU of a tensor that is stored as E4M3 codes with scales of this granularity; None, the default, for any
+    /// other. [`quantize`](super::quantize) keeps them instead of rounding their values again.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn codes(&self, _name: &str, _granularity: Granularity) -> Result<Option<Fp8Tensor>> {
+        Ok(None)
+    }
+
+    /// What this source adds to the tensor of that name in the model under it, in f32 on the CPU; None, the default, if it adds nothing.
+    /// [`quantize`](super::quantize) reports how much of it rounding leaves.
+    ///
+    /// # Errors
+    /// If it cannot be computed.
+    fn update(&self, _name: &str) -> Result<Option<Tensor>> {
+        Ok(None)
     }
 
     /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
@@ -112,6 +132,10 @@ impl Source for Checkpoint {
 
     fn is_fp8(&self, name: &str) -> bool {
         self.holds_codes(name)
+    }
+
+    fn codes(&self, name: &str, granularity: Granularity) -> Result<Option<Fp8Tensor>> {
+        Checkpoint::codes(self, name, granularity)
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {

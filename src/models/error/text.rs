@@ -99,7 +99,7 @@ pub enum TextError {
     },
 
     /// The model's files have no chat template.
-    #[error("{path}: the model has no chat template", path = .path.display())]
+    #[error("{path}: the model has no chat template: use an instruct model, or add `chat_template` to its tokenizer_config.json", path = .path.display())]
     NoChatTemplate {
         /// The directory of the model.
         path: PathBuf,

@@ -44,6 +44,14 @@ impl Config {
         }
     }
 
+    /// The most tokens of a text; None if positions adapt to its length.
+    pub fn max_positions(&self) -> Option<usize> {
+        match self {
+            Self::Llama(config) => config.positions(),
+            Self::Bert(config) => Some(config.max_position_embeddings),
+        }
+    }
+
     /// Number of layers that a file may have, and the prefix of their tensors' names.
     pub(crate) fn layers(&self) -> (usize, &'static str) {
         match self {

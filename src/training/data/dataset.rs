@@ -152,10 +152,19 @@ impl Dataset {
         ];
         for ((part, wanted), (rows, _, _)) in wanted.into_iter().zip(counts) {
             if wanted && rows == 0 {
+                let cut = self.summary.truncated;
+                let reason = match cut {
+                    0 => "expected a document with at least two tokens, the second of which is to be predicted".to_string(),
+                    _ => format!(
+                        "{cut} of them are longer than a row and were cut off at its end, before any token to predict; expected rows of more \
+                         than {} tokens (--context)",
+                        self.context
+                    ),
+                };
                 return Err(DataError::NoRows {
                     part,
                     documents: self.summary.documents,
-                    reason: "expected a document with at least two tokens, the second of which is to be predicted",
+                    reason,
                 });
             }
         }

@@ -93,7 +93,7 @@ pub enum DataError {
         expected: String,
     },
     /// A text could not be encoded, or the chat template refuses a chat.
-    #[error("{place}: {source}")]
+    #[error("{place}: {source}{}", without_template(.source))]
     Text {
         /// The line or file.
         place: Place,
@@ -125,7 +125,7 @@ pub enum DataError {
         /// Documents that were read.
         documents: usize,
         /// Why.
-        reason: &'static str,
+        reason: String,
     },
     /// Labelled texts of a single class.
     #[error("all labels are `{label}`: expected at least two classes")]
@@ -133,4 +133,14 @@ pub enum DataError {
         /// The class.
         label: String,
     },
+}
+
+/// What else a model without a chat template can learn.
+fn without_template(error: &TextError) -> &'static str {
+    match error {
+        TextError::NoChatTemplate { .. } => {
+            ", or write lines of `prompt` and `completion`, which need none"
+        }
+        _ => "",
+    }
 }

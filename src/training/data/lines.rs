@@ -60,9 +60,12 @@ fn content<T>(
 fn object(place: &Place, line: &str) -> Result<Map<String, Value>, DataError> {
     match serde_json::from_str(line) {
         Ok(Value::Object(object)) => Ok(object),
+        Ok(Value::Array(_)) => content(place.clone(), "a list", one_on_each_line()),
         Ok(other) => content(place.clone(), kind(&other), EXPECTED),
         // The start of a list over many lines.
-        Err(_) if line.trim() == "[" => content(place.clone(), "a list over many lines", EXPECTED),
+        Err(_) if line.trim() == "[" => {
+            content(place.clone(), "a list over many lines", one_on_each_line())
+        }
         Err(error) => {
             // Its line is always 1.
             let reason = error.to_string();
@@ -74,6 +77,11 @@ fn object(place: &Place, line: &str) -> Result<Map<String, Value>, DataError> {
             })
         }
     }
+}
+
+/// What is expected in place of a list of objects.
+fn one_on_each_line() -> String {
+    format!("one object on each line (`jq -c '.[]'` makes lines of a list): {EXPECTED}")
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -20,4 +20,5 @@ pub use batch::{Batch, IGNORED};
 pub use dataset::Dataset;
 pub use error::{DataError, Place};
 pub use options::{DatasetOptions, Task, Validation};
+pub use source::is_json_lines;
 pub use summary::DatasetSummary;

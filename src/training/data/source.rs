@@ -23,12 +23,7 @@ pub(super) fn read(paths: &[PathBuf]) -> Result<Vec<Document>, DataError> {
         let text = read_text(&path, MAX_FILE)?;
         // Some editors put a byte order mark before the text.
         let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-        let lines = path.extension().is_some_and(|extension| {
-            let known = ["jsonl", "ndjson", "json"];
-            known
-                .iter()
-                .any(|known| extension.eq_ignore_ascii_case(known))
-        });
+        let lines = is_json_lines(&path);
         if text.trim().is_empty() {
             let expected = match lines {
                 true => "a JSON object on each line",
@@ -45,6 +40,19 @@ pub(super) fn read(paths: &[PathBuf]) -> Result<Vec<Document>, DataError> {
         }
     }
     Ok(documents)
+}
+
+/// Whether a file of this name has a JSON object on each line: it ends in `.jsonl`, `.ndjson` or `.json`.
+///
+/// ```
+/// use fp8::training::is_json_lines;
+/// assert!(is_json_lines("chats.jsonl") && !is_json_lines("chats.txt"));
+/// ```
+pub fn is_json_lines(path: impl AsRef<Path>) -> bool {
+    path.as_ref().extension().is_some_and(|extension| {
+        let mut known = ["jsonl", "ndjson", "json"].iter();
+        known.any(|known| extension.eq_ignore_ascii_case(known))
+    })
 }
 
 /// Adds the files of a folder and of the folders in it, sorted by path; those whose names begin with a dot are skipped.

@@ -2,6 +2,7 @@
 
 mod fits;
 mod origin;
+mod validation;
 
 use super::config::TrainerConfig;
 use super::error::{Error, NotFinite, Result};
@@ -330,37 +331,7 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
     }
 
     fn validate(&mut self) -> Result<Option<f64>> {
-        let recipe = self.config.recipe.clone();
-        let guard = recipe.map(|recipe| fp8_autocast(Autocast::new(recipe).training(false)));
-        let _guard = guard.transpose()?;
-        let (mut sum, mut targets, mut hits) = (0., 0, Some(0));
-        for index in 0..self.objective.validation_batches() {
-            let batch = self.objective.validation_batch(index)?;
-            let count = self.objective.targets(&batch);
-            if count > 0 {
-                let measured = self.objective.measure(self.state.model(), &batch)?;
-                hits = hits.zip(measured.hits).map(|(sum, hits)| sum + hits);
-                let loss = measured
-                    .loss
-                    .to_dtype(candle_core::DType::F32)?
-                    .to_scalar::<f32>()?;
-                sum += f64::from(loss) * count as f64;
-                targets += count;
-            }
-        }
-        let mean = (targets > 0).then(|| sum / targets as f64);
-        let hits = hits.filter(|_| targets > 0);
-        self.accuracy = hits.map(|hits| hits as f64 / targets as f64);
-        match mean {
-            Some(loss) if !loss.is_finite() => Err(Error::NotFinite {
-                name: self.name.clone(),
-                step: self.state.step(),
-                what: NotFinite::Validation,
-                origin: self.parameter()?.unwrap_or_else(|| UNKNOWN.to_string()),
-                checkpoint: self.checkpoint.clone().zip(self.saved),
-            }),
-            mean => Ok(mean),
-        }
+        self.validate_by(self.config.recipe.clone())
     }
 
     fn accuracy(&self) -> Option<f64> {

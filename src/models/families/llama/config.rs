@@ -150,7 +150,7 @@ impl LlamaConfig {
     }
 
     /// Tokens that rotary positions cover; None if they adapt to the length of the text.
-    pub(super) fn positions(&self) -> Option<usize> {
+    pub(crate) fn positions(&self) -> Option<usize> {
         let most = self.max_position_embeddings;
         let stretched =
             |from: usize, factor: f64| Some(((from as f64 * factor) as usize).max(most));

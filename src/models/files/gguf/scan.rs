@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-const MAGIC: [u8; 4] = *b"GGUF";
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// Depth of nested arrays; real files have none.
 const MAX_DEPTH: usize = 4;
 /// The maximum number of header entries, and of bytes in a string; the largest vocabularies have some 300 thousand entries.

@@ -2,11 +2,14 @@
 
 use super::GgufError;
 use super::file::GgufFile;
+use super::scan::MAGIC;
 use crate::rewrite::Source;
 use candle_core::{DType, Device, Tensor};
 use fp8_files::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A model of a GGUF file with its configuration, for [`quantize`](crate::rewrite::quantize) and
@@ -91,7 +94,7 @@ fn wrapped(error: GgufError) -> Error {
     candle_core::Error::wrap(error).into()
 }
 
-/// Whether a path names a GGUF file: it ends in `.gguf`, and no directory has that name.
+/// Whether a path names a GGUF file: it ends in `.gguf` and no directory has that name, or it is a file that begins as a GGUF file does.
 ///
 /// ```
 /// use fp8::models::gguf::is_gguf;
@@ -99,7 +102,19 @@ fn wrapped(error: GgufError) -> Error {
 /// assert!(!is_gguf("model.safetensors"));
 /// ```
 pub fn is_gguf(path: impl AsRef<Path>) -> bool {
-    let extension = path.as_ref().extension();
-    extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
-        && !path.as_ref().is_dir()
+    let path = path.as_ref();
+    let extension = path.extension();
+    let named = extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => false,
+        // Only a regular file can be opened without waiting for another program.
+        Ok(found) if found.is_file() && !named => begins_as_gguf(path),
+        _ => named,
+    }
+}
+
+fn begins_as_gguf(path: &Path) -> bool {
+    let mut magic = [0; MAGIC.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == MAGIC
 }

@@ -1,0 +1,201 @@
+//! The texts on which models are measured: plain text, or JSON lines as `fp8 train --data` reads them.
+
+use crate::source::MAX_TEXT;
+use crate::usage::Usage;
+use anyhow::{Result, bail};
+use fp8::models::{Bert, CausalLm, Llama, Tokenizer};
+use fp8::read::read_bytes;
+use fp8::training::{Batch, Dataset, DatasetOptions, IGNORED, Task, Validation, is_json_lines};
+use std::path::Path;
+
+/// Tokens that a model sees at once, if it has as many positions.
+pub const WINDOW: usize = 512;
+
+/// Tokens that a language model sees at once.
+pub struct Piece {
+    pub ids: Vec<u32>,
+    /// For each token whether it is to be predicted from those before it.
+    pub predicted: Vec<bool>,
+}
+
+impl Piece {
+    /// How many tokens are to be predicted.
+    pub fn count(&self) -> usize {
+        self.predicted.iter().filter(|&&yes| yes).count()
+    }
+}
+
+/// A text in pieces.
+pub struct Pieces {
+    pub pieces: Vec<Piece>,
+    /// The most tokens of a piece.
+    pub window: usize,
+}
+
+impl Pieces {
+    /// The text of the file `path`, in windows of the given size or of as many tokens as usual. From plain text the first `tokens` are read.
+    pub fn open(
+        path: &Path,
+        tokenizer: &Tokenizer,
+        model: &Llama,
+        window: Option<usize>,
+        tokens: Option<usize>,
+    ) -> Result<Self> {
+        let positions = model.max_positions().unwrap_or(usize::MAX);
+        let lines = is_json_lines(path);
+        // The last token of a window of plain text is only predicted, never read.
+        let most = match lines {
+            true => positions,
+            false => positions.saturating_add(1),
+        };
+        let window = window.unwrap_or(WINDOW.min(positions).max(2));
+        if window > most {
+            bail!(Usage(format!(
+                "--window is {window}, and the model has {positions} positions: pass --window {most} or less"
+            )));
+        }
+        if lines && tokens.is_some() {
+            bail!(Usage(format!(
+                "--tokens is for plain text, and {} has JSON lines",
+                path.display()
+            )));
+        }
+        let pieces = match lines {
+            true => of_lines(path, tokenizer, window)?,
+            false => of_text(path, tokenizer, window, tokens)?,
+        };
+        let all = || pieces.iter().flat_map(|piece| &piece.ids);
+        if let Some(id) = all().find(|&&id| id as usize >= model.vocab_size()) {
+            bail!(
+                "the tokenizer gives token {id}, the model has {}: they do not belong together",
+                model.vocab_size()
+            );
+        }
+        Ok(Self { pieces, window })
+    }
+}
+
+/// All tokens of a text, one document after the other.
+pub fn tokens(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    if is_json_lines(path) {
+        let pieces = of_lines(path, tokenizer, WINDOW)?;
+        return Ok(pieces.into_iter().flat_map(|piece| piece.ids).collect());
+    }
+    let bytes = read_bytes(path, MAX_TEXT)?;
+    Ok(tokenizer.encode(&String::from_utf8_lossy(&bytes), true)?)
+}
+
+/// Fails now for what would otherwise fail when a model has run for a while. `is_encoder`: whether the text is for one.
+pub fn check(path: &Path, tokenizer: &Tokenizer, is_encoder: bool) -> Result<()> {
+    if is_json_lines(path) {
+        let task = (!is_encoder).then_some(Task::LanguageModel);
+        dataset(path, tokenizer, WINDOW, task)?;
+        return Ok(());
+    }
+    of_text(path, tokenizer, WINDOW, None).map(drop)
+}
+
+/// The tokens of each line of a plain text for an encoder, or of each text in JSON lines.
+pub fn for_encoder(path: &Path, tokenizer: &Tokenizer, model: &Bert) -> Result<Vec<Vec<u32>>> {
+    let longest = model.config().max_position_embeddings;
+    if is_json_lines(path) {
+        let batches = dataset(path, tokenizer, longest, None)?;
+        let texts = batches.iter().flat_map(|batch| {
+            (0..batch.rows).map(|row| {
+                let start = row * batch.context;
+                batch.tokens[start..start + batch.context - batch.padding[row]].to_vec()
+            })
+        });
+        return Ok(texts.collect());
+    }
+    let tokenizer = tokenizer.clone().with_max_tokens(longest)?;
+    let bytes = read_bytes(path, MAX_TEXT)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let mut texts = vec![];
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let ids = tokenizer.encode(line, true)?;
+        if !ids.is_empty() {
+            texts.push(ids);
+        }
+    }
+    Ok(texts)
+}
+
+/// The rows that a validation on the file has, one in each batch.
+fn dataset(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    context: usize,
+    task: Option<Task>,
+) -> Result<Vec<Batch>> {
+    let files = vec![path.to_path_buf()];
+    let options = DatasetOptions::new(context)
+        .with_task(task)
+        .with_validation(Validation::Files(files.clone()));
+    let data = Dataset::open(&files, tokenizer, &options)?;
+    Ok(data.validation_batches(1).collect())
+}
+
+/// Each document, or piece of one, by itself: tokens do not attend to other documents of their row.
+fn of_lines(path: &Path, tokenizer: &Tokenizer, window: usize) -> Result<Vec<Piece>> {
+    let mut pieces = vec![];
+    for batch in dataset(path, tokenizer, window, Some(Task::LanguageModel))? {
+        let mut start = 0;
+        for &length in batch.segments.iter().flatten() {
+            let end = start + length;
+            let targets = batch.targets[start..end].iter();
+            // The target of a token is the one after it.
+            let next = targets.take(length - 1).map(|&target| target != IGNORED);
+            let predicted: Vec<bool> = std::iter::once(false).chain(next).collect();
+            if predicted.contains(&true) {
+                pieces.push(Piece {
+                    ids: batch.tokens[start..end].to_vec(),
+                    predicted,
+                });
+            }
+            start = end;
+        }
+    }
+    Ok(pieces)
+}
+
+fn of_text(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    window: usize,
+    tokens: Option<usize>,
+) -> Result<Vec<Piece>> {
+    let bytes = read_bytes(path, MAX_TEXT)?;
+    let ids = encode(tokenizer, &String::from_utf8_lossy(&bytes), tokens)?;
+    if ids.len() < 2 {
+        bail!(
+            "{} has fewer than two tokens: expected at least 2 tokens to compare",
+            path.display()
+        );
+    }
+    // A last window of one token has nothing to predict.
+    let windows = ids.chunks(window).filter(|window| window.len() > 1);
+    let piece = |window: &[u32]| Piece {
+        ids: window.to_vec(),
+        predicted: (0..window.len()).map(|at| at > 0).collect(),
+    };
+    Ok(windows.map(piece).collect())
+}
+
+/// The first tokens of a text. Tokenizes no more of a long text than needed.
+fn encode(tokenizer: &Tokenizer, text: &str, tokens: Option<usize>) -> Result<Vec<u32>> {
+    let Some(tokens) = tokens else {
+        return Ok(tokenizer.encode(text, true)?);
+    };
+    // Tokens have some four bytes; the last tokens of a part may differ from those of the whole text.
+    let mut part = tokens.saturating_add(16).saturating_mul(16).min(text.len());
+    while !text.is_char_boundary(part) {
+        part += 1;
+    }
+    let mut ids = tokenizer.encode(&text[..part], true)?;
+    if part < text.len() && ids.len() < tokens.saturating_add(16) {
+        ids = tokenizer.encode(text, true)?;
+    }
+    ids.truncate(tokens);
+    Ok(ids)
+}
