@@ -1,6 +1,7 @@
 //! The engine of processors with bf16 units: AVX-512 BF16, and AMX if available.
 
 use super::decoder::Decoder;
+use super::few_amx;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16;
@@ -31,6 +32,20 @@ impl Bf16Engine {
     }
 }
 
+/// The codes of some neighbouring packed panels.
+fn codes_of<'b>(
+    panel: impl Fn(usize) -> Panel<'b, u16>,
+    panels: Range<usize>,
+) -> [&'b [u8]; tile_bf16::panels_at_once(1)] {
+    let mut all: [&[u8]; tile_bf16::panels_at_once(1)] = Default::default();
+    for (panel, codes) in panels.map(panel).zip(&mut all) {
+        if let Panel::Packed(packed) = panel {
+            *codes = packed;
+        }
+    }
+    all
+}
+
 /// A [`Bf16Engine`] set up on a thread.
 pub(super) struct Session {
     decoder: Decoder,
@@ -54,7 +69,10 @@ impl Engine for Bf16Engine {
 
     fn packed_panels(self, rows: usize) -> Option<usize> {
         // More rows read A from the caches, so several panels share a slice of it.
-        (!self.amx && rows <= FEW_ROWS).then(|| tile_bf16::panels_at_once(rows))
+        match self.amx {
+            true => (rows <= few_amx::ROWS).then(|| few_amx::panels_at_once(rows)),
+            false => (rows <= FEW_ROWS).then(|| tile_bf16::panels_at_once(rows)),
+        }
     }
 
     fn packs_pairs(self, kept: usize) -> bool {
@@ -156,6 +174,15 @@ impl Engine for Bf16Engine {
                         let a = &a[mode.skip..];
                         tiles.multiply(rows - row <= ROWS, a, b, &mut sums, accumulate);
                     }
+                    (Some(_), Panel::Packed(_)) if rows <= few_amx::ROWS => {
+                        together = few_amx::panels_at_once(rows).min(panels - index);
+                        let codes = codes_of(&panel, index..index + together);
+                        let (codes, a) = (&codes[..together], &a[mode.skip..]);
+                        // SAFETY: a session exists only where these instructions do.
+                        unsafe {
+                            few_amx::multiply(&session.decoder, rows, a, codes, sums, accumulate);
+                        }
+                    }
                     (Some(tiles), Panel::Packed(codes)) => {
                         let a = &a[mode.skip..];
                         let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
@@ -170,16 +197,12 @@ impl Engine for Bf16Engine {
                         tiles.multiply_pieces(short, a, count, piece, &mut sums, accumulate);
                     }
                     (None, b) => {
-                        let mut codes: [&[u8]; tile_bf16::panels_at_once(1)] = Default::default();
+                        let codes;
                         let columns = match b {
                             Panel::Values(b) => Columns::Values(b),
                             Panel::Packed(_) => {
                                 together = tile_bf16::panels_at_once(height).min(panels - index);
-                                for (next, codes) in codes[..together].iter_mut().enumerate() {
-                                    if let Panel::Packed(packed) = panel(index + next) {
-                                        *codes = packed;
-                                    }
-                                }
+                                codes = codes_of(&panel, index..index + together);
                                 Columns::Packed(&codes[..together])
                             }
                         };

@@ -23,6 +23,8 @@ mod decoder;
 mod engine_bf16;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod engine_f32;
+#[cfg(target_arch = "x86_64")]
+mod few_amx;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
