@@ -21,7 +21,8 @@ use std::fmt;
 /// So
 /// - codes of a token depend on nothing beside it: neither on later tokens, which causal attention must not see, nor on the batch,
 ///   nor on whether keys come from a cache;
-/// - a code times its scale is exact in bf16. Products are exact, and sums are in f32;
+/// - a code times its scale is exact in bf16. Products are exact, and sums are in f32. (Units of bf16 take magnitudes below `2^-126` as
+///   zero, as they do with operands in high precision);
 /// - a row with an Inf or a NaN becomes NaN, which reaches the result.
 ///
 /// Other products have operands as [`AttentionOptions::operands`](crate::ops::AttentionOptions) says. The softmax, its sums and
@@ -29,7 +30,7 @@ use std::fmt;
 /// each row) and nothing else.
 ///
 /// ```
-/// use candle_core::{DType, Device, Tensor};
+/// use candle_core::{Device, Tensor};
 /// use fp8_candle::ops::{AttentionOptions, AttentionProducts, attention};
 /// let x = Tensor::randn(0f32, 1.0, (1, 2, 5, 16), &Device::Cpu)?;
 /// let options = AttentionOptions::default().with_causal(true).with_products(AttentionProducts::all());
