@@ -139,41 +139,27 @@ fn data_that_changed_or_is_too_small_is_named() {
     let cut = dir.join("cut.jsonl");
     let long = json!({ "prompt": "a long prompt, too long", "completion": "no" });
     std::fs::write(&cut, long.to_string()).unwrap();
-    let line = failure(&[
-        "train",
-        &model,
-        "--data",
-        &cut,
-        "--out",
-        &out,
-        "--context",
-        "8",
-        "--overwrite",
-    ]);
+    let train = |more: &[&str]| {
+        let always = [
+            "train",
+            &model,
+            "--data",
+            &cut,
+            "--out",
+            &out,
+            "--overwrite",
+        ];
+        failure(&[&always, more].concat())
+    };
+    let line = train(&["--context", "8"]);
     assert!(line.contains("--context"), "{line}");
     std::fs::write(&cut, "[\n{\"text\": \"a\"}\n]").unwrap();
-    let line = failure(&[
-        "train",
-        &model,
-        "--data",
-        &cut,
-        "--out",
-        &out,
-        "--overwrite",
-    ]);
+    let line = train(&[]);
     assert!(line.contains("jq -c '.[]'"), "{line}");
     let question = json!({ "role": "user", "content": "a" });
     let answer = json!({ "role": "assistant", "content": "b" });
     std::fs::write(&cut, json!({ "messages": [question, answer] }).to_string()).unwrap();
-    let line = failure(&[
-        "train",
-        &model,
-        "--data",
-        &cut,
-        "--out",
-        &out,
-        "--overwrite",
-    ]);
+    let line = train(&[]);
     for part in [
         "no chat template",
         "tokenizer_config.json",
