@@ -1,6 +1,6 @@
 //! Linear layers in high precision: each row of the result is what it is alone.
 
-use super::dots::{self, Rows, Sizes};
+use super::dots::{self, Held, Rows, Sizes};
 use super::elements::{Element, for_narrow, storage, with_slices};
 use super::gemm::Epilogue;
 use super::pages;
@@ -40,7 +40,7 @@ pub(crate) fn linear(
     })
 }
 
-fn in_f32<X: Element<Real = f32>, W: Element<Real = f32>>(
+fn in_f32<X: Element<Real = f32>, W: Element<Real = f32> + Held>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&[f32]>,
@@ -55,7 +55,7 @@ fn in_f32<X: Element<Real = f32>, W: Element<Real = f32>>(
                     Isa::best(),
                     sizes,
                     widened(x, k),
-                    widened(weight, k),
+                    (widened(weight, k), Some(weight)),
                     |row, col, sums| {
                         let first = row * n + col;
                         // SAFETY: each element is finished once.

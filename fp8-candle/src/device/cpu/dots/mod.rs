@@ -18,7 +18,7 @@ use fp8_core::Isa;
 #[cfg(target_arch = "x86_64")]
 use fp8_core::IsaLevel;
 use std::ops::Range;
-use tile::{LANES, Portable, Tiles};
+use tile::{Adds, LANES, Portable, Tiles, Weights, Widen};
 
 /// Rows of an operand: writes rows `rows`, each of the length of the sums, to `dst`; they begin `stride` elements apart.
 pub(super) trait Rows<V>: Fn(Range<usize>, usize, &mut [V]) + Sync {}
@@ -33,22 +33,37 @@ pub(super) struct Sizes {
     pub(super) k: usize,
 }
 
+/// A type in which kernels read the rows of w where they lie.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait Held: Widen<f32> + x86::Load {}
+#[cfg(target_arch = "x86_64")]
+impl<W: Widen<f32> + x86::Load> Held for W {}
+
+/// A type in which kernels read the rows of w where they lie.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) trait Held: Widen<f32> {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<W: Widen<f32>> Held for W {}
+
 /// The product in f32; `finish(row, col, sums)` takes the sums of a row from column `col` on, once for each element.
-pub(super) fn product(
+///
+/// `held`: all rows of w one after the other, if they lie so; a few rows of x read them there, without a copy.
+pub(super) fn product<W: Held>(
     isa: Isa,
     sizes: Sizes,
     x: impl Rows<f32>,
-    w: impl Rows<f32>,
+    (w, held): (impl Rows<f32>, Option<&[W]>),
     finish: impl Fn(usize, usize, &[f32]) + Sync,
 ) {
+    let w = (&w, held);
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 | IsaLevel::Avx512Bf16 | IsaLevel::Amx => {
-            Product::new(x86::Avx512::of(isa), sizes, &x, &w, &finish).run();
+            Product::new(x86::Avx512::of(isa), sizes, &x, w, &finish).run();
         }
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx2 => Product::new(x86::Avx2::of(isa), sizes, &x, &w, &finish).run(),
-        _ => Product::new(Some(Portable::default()), sizes, &x, &w, &finish).run(),
+        IsaLevel::Avx2 => Product::new(x86::Avx2::of(isa), sizes, &x, w, &finish).run(),
+        _ => Product::new(Some(Portable::default()), sizes, &x, w, &finish).run(),
     }
 }
 
@@ -59,7 +74,8 @@ pub(super) fn product_f64(
     w: impl Rows<f64>,
     finish: impl Fn(usize, usize, &[f64]) + Sync,
 ) {
-    Product::new(Some(Portable::default()), sizes, &x, &w, &finish).run();
+    let w = (&w, None::<&[f64]>);
+    Product::new(Some(Portable::default()), sizes, &x, w, &finish).run();
 }
 
 /// Elements of a sum that are multiplied at a time, so that those of a few rows of w stay in the first-level cache.
@@ -75,17 +91,27 @@ const TASK_ROWS: usize = 96;
 /// Elements of x that are packed at a time.
 const PACKED: usize = 1 << 23;
 
+/// Tiles of rows of x up to which rows of w are read where they lie: more of them share what is packed.
+const TILES_IN_PLACE: usize = 2;
+
+/// Bytes of a row of w up to which kernels prefetch what they read where it lies, and how many bytes ahead: the processor's own
+/// prefetch does well only with longer rows.
+const SHORT_ROW: usize = 2560;
+const AHEAD: usize = 8 << 10;
+
 /// Multiply-adds from which a second thread pays off.
 const PARALLEL_WORK: usize = 1 << 19;
 
 /// One product in progress.
-struct Product<'a, K, X, W, F> {
+struct Product<'a, K, X, W, H, F> {
     kernels: K,
     sizes: Sizes,
     /// Elements from one packed row to the next.
     stride: usize,
     x: &'a X,
     w: &'a W,
+    /// The rows of w, if they are read where they lie. They have no padding.
+    held: Option<&'a [H]>,
     finish: &'a F,
 }
 
@@ -96,15 +122,23 @@ struct Block {
     cols: Range<usize>,
 }
 
-impl<'a, K, X, W, F> Product<'a, K, X, W, F>
+impl<'a, K, X, W, H, F> Product<'a, K, X, W, H, F>
 where
-    K: Tiles,
+    K: Tiles + Adds<H, Sum = <K as Tiles>::Value>,
+    H: Sync,
     X: Rows<K::Value>,
     W: Rows<K::Value>,
     F: Fn(usize, usize, &[K::Value]) + Sync,
 {
-    fn new(kernels: Option<K>, sizes: Sizes, x: &'a X, w: &'a W, finish: &'a F) -> Self {
+    fn new(
+        kernels: Option<K>,
+        sizes: Sizes,
+        x: &'a X,
+        (w, held): (&'a W, Option<&'a [H]>),
+        finish: &'a F,
+    ) -> Self {
         let padded = sizes.k.next_multiple_of(LANES);
+        let in_place = sizes.m <= TILES_IN_PLACE * K::ROWS && padded == sizes.k;
         Self {
             kernels: kernels.expect("an `Isa` of this level has the kernels of this level"),
             sizes,
@@ -112,6 +146,7 @@ where
             stride: padded + if padded.is_multiple_of(256) { LANES } else { 0 },
             x,
             w,
+            held: held.filter(|_| in_place),
             finish,
         }
     }
@@ -216,10 +251,15 @@ where
         for group in (0..cols).step_by(K::COLS) {
             let width = K::COLS.min(cols - group);
             let first = block.cols.start + group;
-            let (some, rest) = w.split_at_mut(width * stride);
-            self.pack(self.w, first..first + width, some);
-            // Missing rows give results that are dropped.
-            rest.fill(K::ZERO);
+            // The kernels read as many rows as a tile has, which the last group may lack.
+            let held = self.held.filter(|_| width == K::COLS);
+            let held = held.map(|held| &held[first * self.sizes.k..(first + width) * self.sizes.k]);
+            if held.is_none() {
+                let (some, rest) = w.split_at_mut(width * stride);
+                self.pack(self.w, first..first + width, some);
+                // Missing rows give results that are dropped.
+                rest.fill(K::ZERO);
+            }
             for slice in 0..slices {
                 let start = slice * SLICE;
                 let steps = (padded - start).min(SLICE) / LANES;
@@ -231,8 +271,29 @@ where
                     let at = if slices > 1 { tile * tile_lanes } else { 0 };
                     let lanes = &mut lanes[at..at + height * K::COLS * LANES];
                     let x = (&x[(row * stride + start).min(x.len())..], stride);
-                    let w = (&w[start.min(w.len())..], stride);
-                    self.kernels.add(height, x, w, steps, lanes, slice > 0);
+                    match held {
+                        Some(held) => {
+                            let k = self.sizes.k;
+                            let w = Weights {
+                                values: &held[start.min(held.len())..],
+                                stride: k,
+                                // The first tile reads them from memory.
+                                ahead: match row == 0 && k * size_of::<H>() <= SHORT_ROW {
+                                    true => AHEAD / size_of::<H>(),
+                                    false => 0,
+                                },
+                            };
+                            self.kernels.add(height, x, w, steps, lanes, slice > 0);
+                        }
+                        None => {
+                            let w = Weights {
+                                values: &w[start.min(w.len())..],
+                                stride,
+                                ahead: 0,
+                            };
+                            self.kernels.add(height, x, w, steps, lanes, slice > 0);
+                        }
+                    }
                     if slice + 1 == slices {
                         let totals = &mut totals[..height * K::COLS];
                         self.kernels.total(lanes, totals);

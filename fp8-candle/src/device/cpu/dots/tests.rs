@@ -90,7 +90,7 @@ fn every_level_sums_as_defined() {
                     isa,
                     Sizes { m, n, k },
                     rows_of(&x, k),
-                    rows_of(&w, k),
+                    (rows_of(&w, k), None::<&[f32]>),
                     finish,
                 );
             });
@@ -107,6 +107,47 @@ fn every_level_sums_as_defined() {
             }
         }
     }
+}
+
+/// Few rows read `stored` where it lies; for more rows and other lengths it may be packed. Either way the bits are those of packed f32.
+fn reads_where_it_lies<W: Held>(stored: impl Fn(f32) -> W) {
+    let sizes = [
+        (1, 1, 16),
+        (1, 6, 576),
+        (2, 13, 32),
+        (3, 12, SLICE + 16),
+        (4, 7, 2 * SLICE),
+        (8, 25, 48),
+        (9, 6, 64),
+        (1, 12, 33),
+        (0, 6, 16),
+        (2, 0, 16),
+        (2, 6, 0),
+    ];
+    for (m, n, k) in sizes {
+        let x = random(3, m * k);
+        let stored: Vec<W> = random(4, n * k).into_iter().map(&stored).collect();
+        let w: Vec<f32> = stored.iter().map(|&w| w.widen()).collect();
+        for isa in Isa::available() {
+            let run = |held: Option<&[W]>| {
+                collected((m, n), |finish| {
+                    let w = (rows_of(&w, k), held);
+                    product(isa, Sizes { m, n, k }, rows_of(&x, k), w, finish);
+                })
+            };
+            let bits = |y: Vec<f32>| y.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let (held, packed) = (bits(run(Some(&stored))), bits(run(None)));
+            assert_eq!(held, packed, "{isa:?} {m} {n} {k}");
+        }
+    }
+}
+
+#[test]
+fn a_few_rows_read_each_type_where_it_lies() {
+    reads_where_it_lies(|w| w);
+    reads_where_it_lies(half::bf16::from_f32);
+    // Some of them subnormal in f16.
+    reads_where_it_lies(|w| half::f16::from_f32(w * 1e-4));
 }
 
 #[test]
@@ -138,7 +179,8 @@ fn more_rows_than_are_packed_at_once() {
     let run = |first: usize, m: usize| {
         collected((m, n), |finish| {
             let x = rows_of(&x[first * k..], k);
-            product(isa, Sizes { m, n, k }, x, rows_of(&w, k), finish);
+            let w = (rows_of(&w, k), None::<&[f32]>);
+            product(isa, Sizes { m, n, k }, x, w, finish);
         })
     };
     let all = run(0, m);

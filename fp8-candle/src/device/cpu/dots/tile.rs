@@ -3,13 +3,14 @@
 use super::Plain;
 use crate::base::math::Real;
 use crate::base::simd::simd;
+use half::{bf16, f16};
 use std::marker::PhantomData;
 
 /// Lanes of each sum.
 pub(super) const LANES: usize = 16;
 
-/// Kernels that add products to lanes, and lanes to each other. Holding one is proof that the processor has its instructions.
-pub(super) trait Tiles: Copy + Send + Sync {
+/// Kernels that add the lanes of sums to each other. Holding one is proof that the processor has its instructions.
+pub(super) trait Tiles: Adds<<Self as Tiles>::Value, Sum = <Self as Tiles>::Value> {
     type Value: Plain + Real;
 
     const ZERO: Self::Value = Self::Value::ZERO;
@@ -18,22 +19,61 @@ pub(super) trait Tiles: Copy + Send + Sync {
     const ROWS: usize;
     const COLS: usize;
 
+    /// The totals of lanes, `[sums][LANES]`: lanes l and l + 8 are added, then l and l + 4 of these, l and l + 2, l and l + 1.
+    fn total(self, lanes: &[Self::Value], sums: &mut [Self::Value]);
+}
+
+/// Rows of w.
+#[derive(Clone, Copy)]
+pub(super) struct Weights<'a, W> {
+    pub(super) values: &'a [W],
+    /// Elements from one row to the next.
+    pub(super) stride: usize,
+    /// How many elements ahead of what is read to prefetch; 0 for values in the cache.
+    pub(super) ahead: usize,
+}
+
+/// Kernels that add products to lanes and read w in the type `W`, whose values they widen.
+pub(super) trait Adds<W>: Copy + Send + Sync {
+    /// The type of x and of the lanes.
+    type Sum;
+
     /// Adds `steps` times [`LANES`] products to the lanes of `rows` rows of x and [`Tiles::COLS`] rows of w, which are 0 before
     /// unless `add`: lane by lane, in the order of the steps.
     ///
-    /// `x`, `w`: rows and their distance. `lanes`: `[rows][COLS][LANES]`.
+    /// `x`: rows and their distance. `lanes`: `[rows][COLS][LANES]`.
     fn add(
         self,
         rows: usize,
-        x: (&[Self::Value], usize),
-        w: (&[Self::Value], usize),
+        x: (&[Self::Sum], usize),
+        w: Weights<'_, W>,
         steps: usize,
-        lanes: &mut [Self::Value],
+        lanes: &mut [Self::Sum],
         add: bool,
     );
+}
 
-    /// The totals of lanes, `[sums][LANES]`: lanes l and l + 8 are added, then l and l + 4 of these, l and l + 2, l and l + 1.
-    fn total(self, lanes: &[Self::Value], sums: &mut [Self::Value]);
+/// A type whose values are all exact in `V`.
+pub(in super::super) trait Widen<V>: Copy + Send + Sync {
+    fn widen(self) -> V;
+}
+
+impl<V: Copy + Send + Sync> Widen<V> for V {
+    fn widen(self) -> V {
+        self
+    }
+}
+
+impl Widen<f32> for bf16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Widen<f32> for f16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
 }
 
 /// Checks that `rows` rows lie in `values`.
@@ -56,22 +96,24 @@ fn multiply_add<V: Real>(a: V, b: V, sum: V) -> V {
     }
 }
 
-impl<V: Plain + Real> Tiles for Portable<V> {
-    type Value = V;
-    const ROWS: usize = 4;
-    const COLS: usize = 3;
+impl<V: Plain + Real, W: Widen<V>> Adds<W> for Portable<V> {
+    type Sum = V;
 
     fn add(
         self,
         rows: usize,
         (x, x_stride): (&[V], usize),
-        (w, w_stride): (&[V], usize),
+        Weights {
+            values: w,
+            stride: w_stride,
+            ..
+        }: Weights<'_, W>,
         steps: usize,
         lanes: &mut [V],
         add: bool,
     ) {
         check_rows((x, x_stride), rows, steps);
-        check_rows((w, w_stride), Self::COLS, steps);
+        check_rows((w, w_stride), <Self as Tiles>::COLS, steps);
         let (lanes, _) = lanes.as_chunks_mut::<LANES>();
         let (lanes, _) = lanes.as_chunks_mut::<3>();
         simd(
@@ -86,7 +128,7 @@ impl<V: Plain + Real> Tiles for Portable<V> {
                     for (step, x) in x[..steps].iter().enumerate() {
                         for (sums, w) in sums.iter_mut().zip(w) {
                             for ((sum, &x), &w) in sums.iter_mut().zip(x).zip(&w[step]) {
-                                *sum = multiply_add(x, w, *sum);
+                                *sum = multiply_add(x, w.widen(), *sum);
                             }
                         }
                     }
@@ -95,6 +137,12 @@ impl<V: Plain + Real> Tiles for Portable<V> {
             },
         );
     }
+}
+
+impl<V: Plain + Real> Tiles for Portable<V> {
+    type Value = V;
+    const ROWS: usize = 4;
+    const COLS: usize = 3;
 
     fn total(self, lanes: &[V], sums: &mut [V]) {
         let (lanes, _) = lanes.as_chunks::<LANES>();

@@ -1,7 +1,8 @@
 //! Tiles of sums in lanes with AVX-512 and AVX2, with fused multiply-adds.
 
-use super::tile::{LANES, Tiles, check_rows};
+use super::tile::{Adds, LANES, Tiles, Weights, check_rows};
 use fp8_core::{Isa, IsaLevel};
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// AVX-512.
@@ -24,18 +25,70 @@ impl Avx2 {
     }
 }
 
+/// A type that kernels load as f32.
+pub(in super::super) trait Load: Copy + Send + Sync {
+    /// 16 values.
+    ///
+    /// # Safety
+    /// 16 elements can be read from `at` on, and the processor has AVX-512 (F, BW, VL, DQ).
+    unsafe fn avx512(at: *const Self) -> __m512;
+
+    /// 8 values.
+    ///
+    /// # Safety
+    /// 8 elements can be read from `at` on, and the processor has AVX2 and F16C.
+    unsafe fn avx2(at: *const Self) -> __m256;
+}
+
+/// `$type` is loaded by `$wide` and by `$narrow`.
+macro_rules! load {
+    ($type:ty, $at:ident, $wide:expr, $narrow:expr) => {
+        impl Load for $type {
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+            unsafe fn avx512($at: *const Self) -> __m512 {
+                // SAFETY: the caller guarantees that the elements can be read.
+                unsafe { $wide }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn avx2($at: *const Self) -> __m256 {
+                // SAFETY: the caller guarantees that the elements can be read.
+                unsafe { $narrow }
+            }
+        }
+    };
+}
+load!(f32, at, _mm512_loadu_ps(at), _mm256_loadu_ps(at));
+load!(
+    bf16,
+    at,
+    // The bits of a bf16 are the upper half of those of its f32.
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(
+        _mm256_loadu_si256(at.cast())
+    ))),
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
+        _mm_loadu_si128(at.cast())
+    )))
+);
+load!(
+    f16,
+    at,
+    _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())),
+    _mm256_cvtph_ps(_mm_loadu_si128(at.cast()))
+);
+
 macro_rules! tiles {
     ($tiles:ident, $rows:literal x $cols:literal, $tile:ident, $totals:ident, $($count:literal)+) => {
-        impl Tiles for $tiles {
-            type Value = f32;
-            const ROWS: usize = $rows;
-            const COLS: usize = $cols;
+        impl<W: Load> Adds<W> for $tiles {
+            type Sum = f32;
 
             fn add(
                 self,
                 rows: usize,
                 x: (&[f32], usize),
-                w: (&[f32], usize),
+                w: Weights<'_, W>,
                 steps: usize,
                 lanes: &mut [f32],
                 add: bool,
@@ -43,11 +96,17 @@ macro_rules! tiles {
                 // SAFETY: there is a value of this type only where the processor has the instructions.
                 unsafe {
                     match rows {
-                        $($count => $tile::<$count>(x, w, steps, lanes, add),)+
+                        $($count => $tile::<W, $count>(x, w, steps, lanes, add),)+
                         rows => unreachable!("a tile of {rows} rows"),
                     }
                 }
             }
+        }
+
+        impl Tiles for $tiles {
+            type Value = f32;
+            const ROWS: usize = $rows;
+            const COLS: usize = $cols;
 
             fn total(self, lanes: &[f32], sums: &mut [f32]) {
                 let (lanes, _) = lanes.as_chunks::<LANES>();
@@ -64,16 +123,23 @@ macro_rules! tiles {
 tiles!(Avx512, 4 x 6, tile_avx512, totals_avx512, 1 2 3 4);
 tiles!(Avx2, 2 x 3, tile_avx2, totals_avx2, 1 2);
 
-/// [`Tiles::add`] with `$vectors` vectors for the lanes of a sum.
+/// The most rows of x for which prefetched rows of w are multiplied one after the other.
+const ROWS_IN_ORDER: usize = 2;
+
+/// [`Adds::add`] with `$vectors` vectors for the lanes of a sum.
 macro_rules! tile {
     (
         $name:ident, $features:literal, $cols:literal, $vectors:literal;
         $zero:ident, $load:ident, $store:ident, $multiply_add:ident
     ) => {
         #[target_feature(enable = $features)]
-        fn $name<const R: usize>(
+        fn $name<W: Load, const R: usize>(
             (x, x_stride): (&[f32], usize),
-            (w, w_stride): (&[f32], usize),
+            Weights {
+                values: w,
+                stride: w_stride,
+                ahead,
+            }: Weights<'_, W>,
             steps: usize,
             lanes: &mut [f32],
             add: bool,
@@ -93,22 +159,47 @@ macro_rules! tile {
                     for (row, sums) in sums.iter_mut().enumerate() {
                         for (col, sums) in sums.iter_mut().enumerate() {
                             for (part, sum) in sums.iter_mut().enumerate() {
-                                *sum = $load(lanes.add(at(row, col, part)));
+                                *sum = f32::$load(lanes.add(at(row, col, part)));
                             }
                         }
                     }
                 }
-                for step in 0..steps {
-                    for part in 0..$vectors {
-                        let from = step * LANES + part * WIDTH;
-                        let mut values = [$zero(); R];
-                        for (row, value) in values.iter_mut().enumerate() {
-                            *value = $load(x.add(row * x_stride + from));
+                // Nothing is read by a prefetch, whatever the address.
+                let prefetch = |place: usize| {
+                    if ahead > 0 {
+                        let address = w.wrapping_add(place + ahead);
+                        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+                    }
+                };
+                if R <= ROWS_IN_ORDER && ahead > 0 {
+                    // Row by row: one stream for the processor's own prefetch. It computes several rows at a time.
+                    for col in 0..$cols {
+                        for step in 0..steps {
+                            for part in 0..$vectors {
+                                let from = step * LANES + part * WIDTH;
+                                prefetch(col * w_stride + from);
+                                let w = W::$load(w.add(col * w_stride + from));
+                                for (row, sums) in sums.iter_mut().enumerate() {
+                                    let x = f32::$load(x.add(row * x_stride + from));
+                                    sums[col][part] = $multiply_add(x, w, sums[col][part]);
+                                }
+                            }
                         }
-                        for col in 0..$cols {
-                            let w = $load(w.add(col * w_stride + from));
-                            for (sums, &x) in sums.iter_mut().zip(&values) {
-                                sums[col][part] = $multiply_add(x, w, sums[col][part]);
+                    }
+                } else {
+                    for step in 0..steps {
+                        for part in 0..$vectors {
+                            let from = step * LANES + part * WIDTH;
+                            let mut values = [$zero(); R];
+                            for (row, value) in values.iter_mut().enumerate() {
+                                *value = f32::$load(x.add(row * x_stride + from));
+                            }
+                            for col in 0..$cols {
+                                prefetch(col * w_stride + from);
+                                let w = W::$load(w.add(col * w_stride + from));
+                                for (sums, &x) in sums.iter_mut().zip(&values) {
+                                    sums[col][part] = $multiply_add(x, w, sums[col][part]);
+                                }
                             }
                         }
                     }
@@ -126,11 +217,11 @@ macro_rules! tile {
 }
 tile! {
     tile_avx512, "avx512f,avx512bw,avx512vl,avx512dq", 6, 1;
-    _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps
+    _mm512_setzero_ps, avx512, _mm512_storeu_ps, _mm512_fmadd_ps
 }
 tile! {
-    tile_avx2, "avx2,fma", 3, 2;
-    _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps
+    tile_avx2, "avx2,fma,f16c", 3, 2;
+    _mm256_setzero_ps, avx2, _mm256_storeu_ps, _mm256_fmadd_ps
 }
 
 // In the functions below each pair of vectors becomes one, which holds the sums of both: of two additions, one has its operands

@@ -37,7 +37,7 @@ pub(super) fn gemm<T: HighPrecision>(
         isa,
         Sizes { m, n, k },
         decoded(a, &a_codes, scaled),
-        decoded(b, &b_codes, scaled),
+        (decoded(b, &b_codes, scaled), None::<&[f32]>),
         |row, col, sums| {
             let first = row * n + col;
             // SAFETY: each element is finished once.
