@@ -56,6 +56,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "fp8-recipes/src",
         &[
             "macros",
+            "warning",
             "config",
             "error",
             "stats",
