@@ -104,6 +104,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "learner",
             "objective",
             "config",
+            "lines",
             "metrics",
             "progress",
             "turns",
