@@ -65,6 +65,7 @@ mod cuda {
                 .build_ptx()
                 .unwrap_or_else(|error| panic!("nvcc for compute capability {arch}: {error}"));
         }
+        let mut missing = None;
         for &(arch, ptx) in &architectures {
             let (from, to) = (
                 out.join(format!("sm_{ptx}")),
@@ -73,21 +74,20 @@ mod cuda {
             std::fs::create_dir_all(&to).expect("the build folder can be written");
             for source in &sources {
                 let stem = stem(source);
-                assemble(
-                    &ptxas,
-                    arch,
-                    &from.join(format!("{stem}.ptx")),
-                    &to.join(stem),
-                );
+                let ptx = from.join(format!("{stem}.ptx"));
+                missing = missing.or(assemble(&ptxas, arch, &ptx, &to.join(stem)));
             }
+        }
+        if let Some(error) = missing {
+            println!("cargo::warning=no ptxas, so kernels are compiled when first used: {error}");
         }
         std::fs::write(out.join("modules.rs"), modules(&sources, &architectures))
             .expect("the build folder can be written");
     }
 
     /// `to.cubin` by NVIDIA's assembler, and `to.resources`, what it says of registers and memory. Both are empty where it is
-    /// missing or does not know the architecture: the PTX remains.
-    fn assemble(ptxas: &Path, arch: &str, ptx: &Path, to: &Path) {
+    /// missing or does not know the architecture: the PTX remains. The error of starting it, if it is missing.
+    fn assemble(ptxas: &Path, arch: &str, ptx: &Path, to: &Path) -> Option<std::io::Error> {
         let (cubin, resources) = (to.with_extension("cubin"), to.with_extension("resources"));
         let stand_in = std::fs::read(ptx).is_ok_and(|text| text.starts_with(b"// stand-in"));
         let done = (!stand_in).then(|| {
@@ -96,19 +96,17 @@ mod cuda {
                 .args([&cubin, ptx])
                 .output()
         });
-        let said = match done {
-            Some(Ok(output)) if output.status.success() => output.stderr,
-            failed => {
-                if let Some(Err(error)) = failed {
-                    println!(
-                        "cargo::warning=no ptxas, so kernels are compiled when first used: {error}"
-                    );
-                }
-                std::fs::write(&cubin, []).expect("the build folder can be written");
-                vec![]
-            }
+        let (made, missing) = match done {
+            Some(Ok(output)) => (output.status.success().then_some(output.stderr), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
         };
+        let said = made.unwrap_or_else(|| {
+            std::fs::write(&cubin, []).expect("the build folder can be written");
+            vec![]
+        });
         std::fs::write(resources, said).expect("the build folder can be written");
+        missing
     }
 
     /// The assembler of the toolkit whose compiler is used; the first on PATH if the compiler is a script elsewhere.

@@ -3,14 +3,19 @@
 #[path = "ranks/two_models.rs"]
 mod two_models;
 
-use fp8::ranks::threads;
-use fp8::ranks::{GroupOptions, World, WorldOptions};
+use candle_core::Module;
+use fp8::ranks::{GroupOptions, ProcessGroup, World, WorldOptions, threads};
 use fp8_test_support::child::from_parent;
-use fp8_test_support::mpirun::{HANGS, mpirun, rank_passed, run};
-use two_models::{all_ranks_abort, names_the_aborted_step, one_rank_aborts};
+use fp8_test_support::mpirun::{HANGS, LAST_WORDS, mpirun, rank_passed, run};
+use fp8_test_support::tensor;
+use std::time::Duration;
+use two_models::{all_ranks_abort, names_the_aborted_step, one_rank_aborts, open, train, two};
 
-fn join() -> World {
-    let group = GroupOptions::default().with_deadline(HANGS);
+/// How long ranks wait for each other where one does not come.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+fn join(deadline: Duration) -> World {
+    let group = GroupOptions::default().with_deadline(deadline);
     World::join(WorldOptions::default().with_group(group)).expect("the others")
 }
 
@@ -26,12 +31,82 @@ fn a_step_that_one_rank_aborts_is_an_error_on_all() {
 #[test]
 #[ignore = "run by a_step_that_one_rank_aborts_is_an_error_on_all under mpirun"]
 fn aborting_alone() {
-    let world = join();
-    let rank = world.group().rank();
+    let world = join(HANGS);
+    let (rank, ranks) = (world.group().rank(), world.group().size());
     let error = one_rank_aborts(world.group()).expect_err("an error");
-    names_the_aborted_step(&error.to_string(), rank);
+    names_the_aborted_step(&error.to_string(), rank, ranks);
     world.finish().expect("the end");
     rank_passed(rank);
+}
+
+/// What the ranks do after a step that rank 1 has aborted alone, and what must be said: ranks and operation.
+const ABORTED: [(&str, &[&str]); 2] = [
+    (
+        "they train",
+        &[
+            "of 2 of group \"world\": all_reduce_max of the amaxes",
+            "rank 0: inputs and weights after 1 steps; rank 1: inputs and weights after 2 steps",
+        ],
+    ),
+    // Nothing has met the amaxes of the others.
+    (
+        "they finish",
+        &["of 2: ", "of group \"world\": no answer within 2s"],
+    ),
+];
+
+#[test]
+fn a_job_ends_soon_after_one_rank_has_aborted_a_step() {
+    for (then, expected) in ABORTED {
+        let mut command = mpirun(2, "aborting_and_ending");
+        let ended = run(command.env("FP8_THEN", then), HANGS);
+        assert!(!ended.status.success(), "{then}: {}", ended.said);
+        for text in expected {
+            assert!(
+                ended.said.contains(text),
+                "{then}: no {text:?} in {}",
+                ended.said
+            );
+        }
+        // What is promised: without an end the others would wait for ever.
+        let promised = DEADLINE + Duration::from_secs(5);
+        assert!(
+            ended.took < promised,
+            "{then}: {:?}: {}",
+            ended.took,
+            ended.said
+        );
+    }
+}
+
+#[test]
+#[ignore = "run by a_job_ends_soon_after_one_rank_has_aborted_a_step under mpirun"]
+fn aborting_and_ending() {
+    let world = join(DEADLINE);
+    let done = match from_parent("FP8_THEN").as_str() {
+        "they train" => {
+            println!("{LAST_WORDS}");
+            one_rank_aborts(world.group())
+        }
+        _ => last_step_aborted(world.group()),
+    };
+    world
+        .finish_with(done.map_err(Box::<dyn std::error::Error>::from))
+        .expect("no end without an error");
+}
+
+/// A step of all ranks, and a last one that rank 1 aborts.
+fn last_step_aborted(group: &ProcessGroup) -> fp8::Result<()> {
+    let [a, b] = two();
+    train(group, 0, &[&a, &b])?;
+    let guard = open(group);
+    a.linear.forward(&tensor(5, &[5, 8]))?;
+    println!("{LAST_WORDS}");
+    match group.rank() {
+        1 => guard.abort(),
+        _ => drop(guard.close()?),
+    }
+    Ok(())
 }
 
 #[test]
@@ -47,7 +122,7 @@ fn steps_that_all_ranks_abort_leave_no_trace() {
 #[test]
 #[ignore = "run by steps_that_all_ranks_abort_leave_no_trace under mpirun"]
 fn aborting_together() {
-    let world = join();
+    let world = join(HANGS);
     let rank = world.group().rank();
     let found = all_ranks_abort(world.group(), true);
     assert_eq!(format!("{found:?}"), from_parent("FP8_EXPECTED"));

@@ -1,9 +1,15 @@
-//! Warnings of guards: one if nothing was cast under a guard, once in a process, and one for a guard that never ends. This is a
-//! separate program because the first is given once, and because a process has one subscriber for messages.
+//! Warnings of guards: one if nothing was cast under a guard, once in a process, and one for a guard that never ends; of damaged files of runs.
+//! This is a separate program because the first is given once, and because a process has one subscriber for messages.
 
-use candle_core::Module;
-use fp8::{Autocast, end_step, fp8_autocast};
-use fp8_test_support::{Layer, delayed, tensor};
+use candle_core::{DType, Device, Module, Var};
+use candle_nn::{VarBuilder, VarMap};
+use fp8::nn::{LayerInputs, MultiheadAttention, TransformerConfig, multihead_attention};
+use fp8::training::{Metrics, trim_stats};
+use fp8::{
+    AttentionProducts, Autocast, Fp8LinearConfig, KeptActivations, RecipeName, end_step,
+    fp8_autocast,
+};
+use fp8_test_support::{Layer, delayed, prepare, tensor};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::span::{Attributes, Id, Record};
@@ -115,4 +121,85 @@ fn steps_inside_of_a_forgotten_guard_warn_once_they_train_on() {
     steps_of(false);
     std::mem::forget(fp8_autocast(delayed(4)).unwrap());
     steps_of(true);
+}
+
+/// With both options, attention by itself keeps nothing in high precision that this option could keep in FP8. It has an effect all the same.
+#[test]
+fn kept_activations_warn_where_no_module_is_one_node() {
+    let said = || said("kept_activations has no effect");
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let config = TransformerConfig::new(16, 2);
+    let mut model = multihead_attention(&config, vb).unwrap();
+    prepare(&mut model);
+    let recipe = Fp8LinearConfig::from_recipe_name(RecipeName::Delayed)
+        .with_kept_activations(KeptActivations::fp8())
+        .with_attention(AttentionProducts::all());
+    let step = |model: &MultiheadAttention| {
+        let x = Var::from_tensor(&tensor(1, &[2, 5, 16])).unwrap();
+        let guard = fp8_autocast(recipe.clone()).unwrap();
+        let y = model
+            .forward(x.as_tensor(), &LayerInputs::default())
+            .unwrap();
+        fp8::backward(&y.sum_all().unwrap()).unwrap();
+        guard.close().unwrap()
+    };
+    for _ in 0..2 {
+        assert_eq!(step(&model).kept_bytes(), 0);
+    }
+    assert_eq!(said(), 0);
+    step(&model.with_single_node(false));
+    assert_eq!(said(), 1);
+}
+
+/// A last line that a kill has cut short is no damage.
+#[test]
+fn the_first_unreadable_line_of_a_run_is_named_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let step = |step| format!("{{\"recipe\":\"run\",\"step\":{step},\"val_loss\":2.5}}\n");
+    let (metrics, stats) = (
+        dir.path().join("metrics.jsonl"),
+        dir.path().join("stats.jsonl"),
+    );
+    let open = |text: String| {
+        for path in [&metrics, &stats] {
+            std::fs::write(path, &text).unwrap();
+        }
+        trim_stats(&stats, |_, step| step < 9).unwrap();
+        let kept = Metrics::open(dir.path(), |line| line.step() < 9).unwrap();
+        let stats = std::fs::read_to_string(&stats).unwrap();
+        assert_eq!(kept.lines().len(), stats.lines().count());
+        kept.lines().len()
+    };
+    let warned = |name: &str| said(&format!("{name}.jsonl, line "));
+
+    assert_eq!(open(step(1) + &step(9) + "{\"recipe\":\"ru"), 1);
+    assert_eq!((warned("metrics"), warned("stats")), (0, 0));
+
+    let damaged = step(1) + "{\"recipe\":\"run\",\"st\n" + &step(2) + "\n{}\n" + &step(3);
+    assert_eq!(open(damaged), 3);
+    for name in ["metrics", "stats"] {
+        assert_eq!(warned(name), 1, "{name}");
+        let first = dir
+            .path()
+            .join(format!("{name}.jsonl"))
+            .display()
+            .to_string();
+        assert_eq!(
+            said(&format!("{first}, line 2 cannot be read")),
+            1,
+            "{name}"
+        );
+        assert_eq!(
+            said(&format!(
+                "{name}.jsonl, line 2 cannot be read (EOF while parsing"
+            )),
+            1
+        );
+    }
+    assert_eq!(said("nor can 2 others"), 2);
+
+    // What was dropped is gone.
+    Metrics::open(dir.path(), |_| true).unwrap();
+    assert_eq!(warned("metrics"), 1);
 }

@@ -6,7 +6,7 @@ use crate::rows::Metric;
 use crate::run::Run;
 use crate::session::{Session, Times};
 use crate::settings::Settings;
-use crate::timing::median;
+use crate::spread::median;
 use crate::training::alone;
 use crate::training::text;
 use anyhow::{Result, ensure};

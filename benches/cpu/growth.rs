@@ -4,7 +4,7 @@ use crate::rows::Metric;
 use crate::run::Run;
 use crate::session::{Session, Times};
 use crate::settings::Settings;
-use crate::timing::median;
+use crate::spread::median;
 use crate::training::{alone, sized, text, train_step};
 use anyhow::Result;
 use candle_core::Device;

@@ -56,6 +56,9 @@ mod settings;
 #[path = "../../examples/train_gpt/sharded.rs"]
 mod sharded;
 mod skinny;
+#[allow(dead_code, reason = "the examples use the rest")]
+#[path = "../../examples/shared/spread.rs"]
+mod spread;
 #[path = "../shared/step.rs"]
 mod step;
 mod timing;

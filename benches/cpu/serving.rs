@@ -3,7 +3,7 @@
 use crate::checkpoint::{fp8_model, weights};
 use crate::rows::Metric;
 use crate::session::{Session, Times};
-use crate::timing::median;
+use crate::spread::median;
 use anyhow::{Result, bail, ensure};
 use fp8::models::{GenerationOptions, Model};
 use fp8::serving::{Server, ServerOptions, ServingError};

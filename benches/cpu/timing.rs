@@ -1,5 +1,6 @@
 //! Contestants that take turns, and the clocks that time them.
 
+use crate::spread::median;
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
@@ -143,17 +144,6 @@ pub fn race(contestants: &mut [Contestant<'_>], pace: &Pace) -> Result<Vec<f64>>
         }
     }
     Ok(contestants.iter().map(|c| c.median_ms()).collect())
-}
-
-/// The middle value, or the mean of the two in the middle.
-pub fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => values[len / 2],
-        len => (values[len / 2 - 1] + values[len / 2]) / 2.,
-    }
 }
 
 /// Seconds of CPU time of the calling thread.

@@ -6,7 +6,7 @@ use crate::rows::Metric;
 use crate::run::Run;
 use crate::session::{Session, Times};
 use crate::settings::{Moments, Settings};
-use crate::timing::median;
+use crate::spread::median;
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use fp8::config::KeptActivations;

@@ -5,6 +5,9 @@
 mod memory;
 mod rewrites;
 mod shape;
+#[allow(dead_code, reason = "the examples use the rest")]
+#[path = "../../examples/shared/spread.rs"]
+mod spread;
 
 use anyhow::{Context, Result};
 use clap::Parser;

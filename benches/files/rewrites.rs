@@ -2,6 +2,7 @@
 
 use crate::memory;
 use crate::shape::{Kind, Shape};
+use crate::spread::median;
 use anyhow::Result;
 use fp8::load::Checkpoint;
 use fp8::rewrite::{self, QuantizeOptions, Scheme, Spelling, WriteOptions};
@@ -169,9 +170,4 @@ fn leave_cache(dir: &Path) -> Result<()> {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     }
     Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -15,6 +15,7 @@ use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 use fp8::scaled::{
     Array, MatmulPrecision, Scaled, ScaledOptions, ScaledVarMap, as_scaled, scaled_scope,
 };
+use fp8::training::any_number;
 use serde::Serialize;
 use std::fmt;
 
@@ -46,6 +47,7 @@ pub struct Summary {
     pub dtype: Precision,
     pub seed: u64,
     /// Mean over the last epoch.
+    #[serde(serialize_with = "any_number::serialize")]
     pub final_train_loss: f64,
     pub test_accuracy: f64,
     /// Products computed by an FP8 GEMM, in training and testing.

@@ -1,10 +1,12 @@
-//! Shows runs of `fp8::training`: a bar, losses and speed; statistics of casts; Ctrl-C.
+//! Shows runs of `fp8::training`: a bar, losses and speed; statistics of casts; requests to stop.
 
+use crate::requests::{Request, on_request};
 use anyhow::Result;
 use fp8::StatsReport;
 use fp8::training::{Events, Progress, StepRecord, Stop, append_stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 /// Prints what happens in one or several runs.
 pub struct Watch<'a> {
@@ -13,6 +15,8 @@ pub struct Watch<'a> {
     /// The first error of writing statistics, which the runs end with.
     failed: Result<()>,
     stop: Stop,
+    /// The first request of the system to stop.
+    request: Arc<OnceLock<Request>>,
 }
 
 /// What is shown, and where.
@@ -23,6 +27,8 @@ pub struct Look<'a> {
     pub done: u64,
     /// Whether this process shows anything: of several ranks one does.
     pub leads: bool,
+    /// Whether this process trains alone, and so may stop where it is: of several ranks, one that stopped would leave the others waiting.
+    pub alone: bool,
     /// Whether lines name their run.
     pub named: bool,
     /// The file of statistics.
@@ -34,17 +40,20 @@ pub struct Look<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// From now on Ctrl-C stops the runs after the current step, and a second one ends the program at once.
+    /// From now on Ctrl-C and SIGTERM stop the runs of a lone process after the current step, and a second one ends the program at once.
     pub fn new(look: Look<'a>) -> Result<Self> {
-        let stop = Stop::default();
-        let asked = stop.clone();
-        ctrlc::set_handler(move || {
-            if asked.request() {
-                // Files are replaced atomically, so none is left half-written.
-                std::process::exit(130);
-            }
-            eprintln!("stopping after this step; again to abort");
-        })?;
+        let (stop, request) = (Stop::default(), Arc::<OnceLock<Request>>::default());
+        if look.alone {
+            let (asked, first) = (stop.clone(), request.clone());
+            on_request(move |request| {
+                let _ = first.set(request);
+                if asked.request() {
+                    // Files are replaced atomically, so none is left half-written.
+                    std::process::exit(request.code().into());
+                }
+                eprintln!("stopping after this step; again to abort");
+            })?;
+        }
         let bar = match look.leads {
             true => ProgressBar::new(look.steps),
             false => ProgressBar::hidden(),
@@ -59,12 +68,18 @@ impl<'a> Watch<'a> {
             look,
             failed: Ok(()),
             stop,
+            request,
         })
     }
 
     /// What stops the runs.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
+    }
+
+    /// The request of the system that has stopped the runs.
+    pub fn request(&self) -> Option<Request> {
+        self.request.get().copied()
     }
 
     /// Prints a line above the bar.

@@ -23,6 +23,8 @@ mod outcome;
 mod parameters;
 mod ranks;
 mod record;
+#[path = "../shared/requests.rs"]
+mod requests;
 mod run;
 #[allow(dead_code, reason = "generate uses the rest")]
 #[path = "../shared/runs.rs"]
@@ -34,6 +36,7 @@ mod training;
 #[allow(dead_code, reason = "generate uses the rest")]
 #[path = "../shared/vocabulary.rs"]
 mod vocabulary;
+#[allow(dead_code, reason = "fp8 train uses the rest")]
 #[path = "../shared/watch.rs"]
 mod watch;
 mod weights;

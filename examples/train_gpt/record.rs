@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use fp8::atomic::write_atomic;
+use fp8::training::any_number;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +12,9 @@ use std::path::Path;
 pub struct Summary {
     pub recipe: String,
     pub steps: u64,
+    #[serde(serialize_with = "any_number::serialize")]
     pub final_train_loss: f64,
+    #[serde(serialize_with = "any_number::serialize")]
     pub final_val_loss: f64,
     /// Steps that were skipped because a gradient was not finite.
     pub skipped_steps: usize,

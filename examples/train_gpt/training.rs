@@ -81,6 +81,7 @@ pub fn train_side_by_side(
         steps: settings.steps * runs.len() as u64,
         done,
         leads: ranks.leads(),
+        alone: !ranks.is_parallel(),
         named: true,
         stats: dir.join(STATS),
         judged: &judged,

@@ -11,6 +11,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::cast_counts;
 use fp8::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 use fp8::optim::AdamW;
+use fp8::training::any_number;
 use fp8::{Autocast, PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ pub struct Summary {
     pub seed: u64,
     pub epochs: usize,
     /// Mean over the last epoch.
+    #[serde(serialize_with = "any_number::serialize")]
     pub final_train_loss: f64,
     pub test_accuracy: f64,
     /// Steps that were skipped because a gradient was not finite.

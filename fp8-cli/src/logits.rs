@@ -1,7 +1,7 @@
 //! `fp8 logits`: the logits of token ids, or the features of an encoder, to compare with another framework.
 
 use crate::model::Source;
-use crate::output::print;
+use crate::output::{print, separate};
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use fp8::models::{Model, TextError};
@@ -22,6 +22,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    separate(&args.out, args.source.paths().chain([args.ids.as_path()]))?;
     let file = || args.ids.display().to_string();
     let tensors = candle_core::safetensors::load(&args.ids, &Device::Cpu).with_context(file)?;
     let Some(ids) = tensors.get("input_ids") else {

@@ -20,6 +20,8 @@ mod model;
 mod output;
 mod progress;
 mod quantize;
+#[path = "../../examples/shared/requests.rs"]
+mod requests;
 #[path = "../../examples/shared/progress.rs"]
 mod shown;
 mod source;
@@ -103,7 +105,10 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }
-        Err(error) if error.is::<usage::Interrupted>() => ExitCode::from(130),
+        Err(error) => match error.downcast_ref() {
+            Some(usage::Interrupted(request)) => ExitCode::from(request.code()),
+            None => end::end(Err(error)),
+        },
         result => end::end(result),
     }
 }

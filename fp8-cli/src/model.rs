@@ -106,6 +106,14 @@ impl Source {
         &self.model
     }
 
+    /// All that is read: the model, and its adapter if there is one.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        [Some(&self.model), self.how.adapter.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     fn is_gguf(&self) -> bool {
         is_gguf(&self.model)
     }

@@ -1,5 +1,6 @@
-//! Progress on stderr, and Ctrl-C.
+//! Progress on stderr, and requests to stop.
 
+use crate::requests::on_request;
 use crate::shown;
 use anyhow::Result;
 use fp8::rewrite::Progress;
@@ -7,7 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether Ctrl-C was pressed.
+/// Whether the system has asked to stop.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// Units of work that is counted in bytes.
@@ -19,15 +20,15 @@ pub const COUNT: &str = "{pos}/{len}";
 pub struct Bar(shown::Progress);
 
 impl Bar {
-    /// A bar for `what` in `units`. From now on Ctrl-C stops at the next layer, and a second one at once.
+    /// A bar for `what` in `units`. From now on Ctrl-C and SIGTERM stop at the next layer, and a second one at once.
     pub fn new(what: &'static str, units: &str) -> Result<Self> {
         // A command may show several bars; the handler is set once.
         static HANDLER: Once = Once::new();
         let mut set = Ok(());
         HANDLER.call_once(|| {
-            set = ctrlc::set_handler(|| {
+            set = on_request(|request| {
                 if STOPPED.swap(true, Ordering::Relaxed) {
-                    std::process::exit(130);
+                    std::process::exit(request.code().into());
                 }
             });
         });

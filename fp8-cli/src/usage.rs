@@ -1,5 +1,6 @@
 //! Invalid arguments: they end the program with code 2, as in other tools; other errors with 1.
 
+use crate::requests::Request;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::process::ExitCode;
 
@@ -15,9 +16,9 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// A run that Ctrl-C has stopped, after it has said so.
+/// A run that was asked to stop, after it has said so.
 #[derive(Debug)]
-pub struct Interrupted;
+pub struct Interrupted(pub Request);
 
 impl std::fmt::Display for Interrupted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

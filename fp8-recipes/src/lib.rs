@@ -38,6 +38,7 @@ pub mod scaled;
 mod stats;
 pub mod timings;
 mod train_state;
+mod warning;
 pub mod with_tracing;
 
 pub use autocast::{
@@ -73,3 +74,5 @@ pub use stats::{
     CastEvent, CastObserver, CastStats, StatsCurves, StatsLog, StatsQuantity, StatsReport, StatsRow,
 };
 pub use train_state::TrainState;
+#[doc(hidden)]
+pub use warning::warn;

@@ -26,8 +26,8 @@ pub struct TrainerConfig {
     pub optimizer: AdamWConfig,
     /// The recipe of linear layers; None for high precision.
     pub recipe: Option<Recipe>,
-    /// Which layers follow it, and other recipes for some of them.
-    pub prepare: PrepareOptions,
+    /// Which layers follow it, and other recipes for some of them; only with a recipe. None, the default, takes all.
+    pub prepare: Option<PrepareOptions>,
     /// Parts of a batch whose gradients are computed one after the other and added.
     pub micro_batches: usize,
     /// Measures the casts of every step whose number is a multiple of this, at least 1; only under a recipe.
@@ -46,7 +46,7 @@ impl TrainerConfig {
                 ..AdamWConfig::default()
             },
             recipe: None,
-            prepare: PrepareOptions::default(),
+            prepare: None,
             micro_batches: 1,
             stats_every: None,
             settings: Value::Null,
@@ -54,17 +54,24 @@ impl TrainerConfig {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        let wrong = |key, value: u64, expected| {
+        let wrong = |key, value: String, expected| {
             Err(Error::Setting {
                 key,
-                value: value.to_string(),
+                value,
                 expected,
             })
         };
-        match (self.micro_batches, self.stats_every, &self.recipe) {
-            (0, ..) => wrong("micro_batches", 0, "at least 1"),
-            (_, Some(0), _) => wrong("stats_every", 0, "at least 1"),
-            (_, Some(steps), None) => wrong("stats_every", steps, "None without a recipe"),
+        let (micro_batches, stats_every) = (self.micro_batches, self.stats_every);
+        if micro_batches == 0 {
+            return wrong("micro_batches", "0".into(), "at least 1");
+        }
+        if stats_every == Some(0) {
+            return wrong("stats_every", "0".into(), "at least 1");
+        }
+        let without = "None without a recipe";
+        match (&self.recipe, stats_every, &self.prepare) {
+            (None, Some(steps), _) => wrong("stats_every", steps.to_string(), without),
+            (None, _, Some(options)) => wrong("prepare", format!("{options:?}"), without),
             _ => Ok(()),
         }
     }
@@ -87,7 +94,7 @@ setters! { TrainerConfig:
     /// Sets the recipe.
     with_recipe(recipe: Option<Recipe>);
     /// Sets which layers are converted.
-    with_prepare(prepare: PrepareOptions);
+    with_prepare(prepare: Option<PrepareOptions>);
     /// Sets the number of parts of a batch.
     with_micro_batches(micro_batches: usize);
     /// Sets which steps are measured.

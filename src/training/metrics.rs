@@ -2,6 +2,7 @@
 
 use super::error::{Error, Result};
 use super::learner::StepRecord;
+use super::lines::{any_number, readable};
 use crate::atomic::write_atomic;
 use crate::read::read_text_if_present;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,10 @@ const LIMIT: u64 = 1 << 30;
 
 /// A line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "neither a step, with recipe, step and train_loss, nor a validation, with val_loss"
+)]
 #[non_exhaustive]
 pub enum Line {
     /// A training step.
@@ -25,7 +29,8 @@ pub enum Line {
         recipe: String,
         /// The step's number, from 1.
         step: u64,
-        /// The mean loss of its batch.
+        /// The mean loss of its batch, as [`any_number`] writes it.
+        #[serde(with = "any_number")]
         train_loss: f64,
         /// The learning rate, if it is known.
         lr: Option<f64>,
@@ -40,7 +45,8 @@ pub enum Line {
         recipe: String,
         /// Finished steps.
         step: u64,
-        /// The mean loss over held-out data.
+        /// The mean loss over held-out data, as [`any_number`] writes it.
+        #[serde(with = "any_number")]
         val_loss: f64,
         /// The share of targets that were predicted correctly, if that is counted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,19 +95,16 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Begins the file in `dir`, or continues it with the lines that `keep` accepts: those of steps that a resumed run will not repeat. Lines
-    /// that cannot be read, such as one that was cut short when a process was killed, are dropped.
+    /// Begins the file in `dir`, or continues it with the lines that `keep` accepts: those of steps that a resumed run will not repeat. A last line
+    /// that a kill has cut short is dropped, and so are others that cannot be read, with one warning that names the first.
     ///
     /// # Errors
     /// If the file cannot be read or written.
     pub fn open(dir: impl AsRef<Path>, keep: impl Fn(&Line) -> bool) -> Result<Self> {
         let path = dir.as_ref().join(METRICS);
         let old = read_text_if_present(&path, LIMIT)?.unwrap_or_default();
-        let lines: Vec<Line> = old
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .filter(keep)
-            .collect();
+        let mut lines: Vec<Line> = readable(&path, &old, |line| serde_json::from_str(line));
+        lines.retain(keep);
         write_atomic(&path, |out| {
             for line in &lines {
                 serde_json::to_writer(&mut *out, line)?;

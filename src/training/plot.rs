@@ -26,7 +26,7 @@ const SMOOTHING: usize = 10;
 /// ```
 ///
 /// # Errors
-/// [`Error::Plot`] without a loss.
+/// [`Error::Plot`] without a finite loss.
 pub fn loss_svg<S: AsRef<str>>(metrics: &Metrics, names: &[S], unit: &str) -> Result<String> {
     let mut svg = String::new();
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
@@ -45,11 +45,13 @@ fn draw(
     let curves: Vec<_> = names
         .iter()
         .map(|name| {
-            (
-                *name,
-                smooth(&metrics.train_curve(name)),
-                metrics.validation_curve(name),
-            )
+            let mut curves = [metrics.train_curve(name), metrics.validation_curve(name)];
+            // A curve has a gap where a loss was not finite.
+            for curve in &mut curves {
+                curve.retain(|point| point.1.is_finite());
+            }
+            let [train, validation] = curves;
+            (*name, smooth(&train), validation)
         })
         .collect();
     let points = || {
@@ -64,7 +66,7 @@ fn draw(
     let low = points().map(|p| p.1).fold(f64::INFINITY, f64::min);
     let high = points().map(|p| p.1).fold(f64::NEG_INFINITY, f64::max);
     if !(low.is_finite() && high.is_finite()) {
-        return Err("there is none".into());
+        return Err("none is finite".into());
     }
     let margin = 0.05 * (high - low).max(0.1);
 

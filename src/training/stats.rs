@@ -1,6 +1,7 @@
 //! `stats.jsonl`: a line for each cast of a measured step.
 
 use super::error::{Error, Result};
+use super::lines::readable;
 use crate::StatsReport;
 use crate::atomic::write_atomic;
 use crate::read::read_text_if_present;
@@ -34,8 +35,15 @@ pub fn append_stats(
         .map_err(Error::io(path, "append to it"))
 }
 
+/// What a line says besides its statistics.
+#[derive(serde::Deserialize)]
+struct Place {
+    recipe: String,
+    step: u64,
+}
+
 /// Drops the lines that `keep` does not accept, by their run and step: those of steps that a resumed run will repeat. Does nothing if
-/// there is no file.
+/// there is no file. Lines that cannot be read are treated as [`Metrics::open`](super::Metrics::open) does.
 ///
 /// # Errors
 /// If the file cannot be read or written.
@@ -44,12 +52,13 @@ pub fn trim_stats(path: impl AsRef<Path>, keep: impl Fn(&str, u64) -> bool) -> R
     let Some(old) = read_text_if_present(path, LIMIT)? else {
         return Ok(());
     };
-    let kept = old.lines().filter(|line| {
-        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-        let place = line["recipe"].as_str().zip(line["step"].as_u64());
-        place.is_some_and(|(name, step)| keep(name, step))
-    });
+    let placed = |line: &str| {
+        let place: Place = serde_json::from_str(line)?;
+        Ok::<_, serde_json::Error>((place, line.to_string()))
+    };
+    let mut kept = readable(path, &old, placed);
+    kept.retain(|(place, _)| keep(&place.recipe, place.step));
     Ok(write_atomic(path, |out| {
-        kept.clone().try_for_each(|line| writeln!(out, "{line}"))
+        (kept.iter()).try_for_each(|(_, line)| writeln!(out, "{line}"))
     })?)
 }

@@ -47,9 +47,14 @@ pub fn one_rank_aborts(group: &ProcessGroup) -> fp8::Result<()> {
     train(group, 2, &[&a, &b])
 }
 
-/// Whether the error of [`one_rank_aborts`] says what went wrong.
-pub fn names_the_aborted_step(error: &str, rank: usize) {
-    for text in ["a.input", "abort the same steps"] {
+/// Whether the error of [`one_rank_aborts`], on `rank` of so many, says what went wrong.
+pub fn names_the_aborted_step(error: &str, rank: usize, ranks: usize) {
+    let told = (0..ranks).map(|rank| {
+        let steps = if rank == 1 { 2 } else { 1 };
+        format!("rank {rank}: inputs and weights after {steps} steps")
+    });
+    let told = told.collect::<Vec<_>>().join("; ");
+    for text in ["all_reduce_max", "a.input", &told, "abort the same steps"] {
         assert!(error.contains(text), "rank {rank}: no {text:?} in {error}");
     }
 }

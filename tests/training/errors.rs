@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
-use fp8::training::{Error, Learner, RunFolder, TrainableModel, Trainer};
+use fp8::PrepareOptions;
+use fp8::training::{Error, Learner, RunFolder, TrainableModel, Trainer, TrainerConfig};
 
 fn set_nan(run: &Run, name: &str) {
     let vars = run.vars().data().lock().expect("a lock");
@@ -137,5 +138,35 @@ fn a_folder_holds_one_run() -> Outcome {
     let folder = RunFolder::create(&path, &1, true)?;
     assert!(!folder.checkpoint("run").exists());
     assert!(path.join("notes.txt").exists(), "not a file of a run");
+    Ok(())
+}
+
+/// Options of a preparation that a run does not make would have no effect.
+#[test]
+fn what_only_a_recipe_uses_is_refused_without_one() -> Outcome {
+    let dir = folder();
+    let prepare = PrepareOptions::default().with_off("lm_head")?;
+    let refused = |config: TrainerConfig| {
+        let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;
+        let made = Trainer::new("run", base.model, base.vars, objective(dir.path()), config);
+        Ok::<_, Error>(made.err().map(|error| error.to_string()))
+    };
+    for (config, key) in [
+        (
+            settings("f32", 1).with_prepare(Some(prepare.clone())),
+            "prepare",
+        ),
+        (settings("f32", 1).with_stats_every(Some(2)), "stats_every"),
+    ] {
+        let error = refused(config)?.ok_or("no error")?;
+        assert!(
+            error.starts_with(key) && error.ends_with("expected None without a recipe"),
+            "{error}"
+        );
+    }
+    assert_eq!(
+        refused(settings("rowwise", 1).with_prepare(Some(prepare)))?,
+        None
+    );
     Ok(())
 }

@@ -4,6 +4,7 @@ mod encoder;
 mod encoder_refused;
 mod errors;
 mod language_model;
+mod metrics;
 mod resume;
 mod support;
 mod written;

@@ -334,6 +334,7 @@ impl Run {
             steps: settings.steps,
             done,
             leads: true,
+            alone: true,
             named: false,
             stats: self.folder.stats(),
             judged: &judged,
@@ -342,6 +343,7 @@ impl Run {
         let stop = watch.stop();
         let learners = std::slice::from_mut(&mut self.trainer);
         let ended = train(learners, &options, &mut metrics, &mut watch, &stop)?;
+        let request = watch.request();
         watch.end()?;
         match ended {
             Ended::Finished => self.finish(&mut metrics),
@@ -349,7 +351,7 @@ impl Run {
                 let dir = self.folder.path().display();
                 println!("stopped; continue with `fp8 train --resume {dir}`");
                 // Whatever would follow the run in a script has nothing to work on yet.
-                Err(Interrupted.into())
+                Err(request.map_or_else(|| anyhow!("stopped"), |by| Interrupted(by).into()))
             }
         }
     }

@@ -179,10 +179,15 @@ impl Settings {
             max_grad_norm: Some(self.max_grad_norm),
             ..AdamWConfig::default()
         };
+        let recipe = self.named()?;
+        let prepare = match &recipe {
+            Some(_) => Some(self.prepare()?),
+            None => None,
+        };
         let config = TrainerConfig::new(schedule)
             .with_optimizer(optimizer)
-            .with_recipe(self.named()?)
-            .with_prepare(self.prepare()?)
+            .with_recipe(recipe)
+            .with_prepare(prepare)
             .with_micro_batches(self.micro_batches)
             .with_stats_every(self.stats)
             .with_settings(serde_json::to_value(Fixed::of(self))?);

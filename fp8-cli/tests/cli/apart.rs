@@ -1,6 +1,7 @@
 //! What is written never replaces what is read.
 
-use crate::support::{Dir, failure, output, refusal};
+use crate::support::{Dir, failure, output, refusal, write_ids};
+use candle_core::{Device, Tensor};
 use fp8_test_support::language_model;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,39 @@ fn no_command_writes_over_or_into_what_it_reads() {
         }
     }
     let _ = std::fs::remove_file(dir.join("link"));
+    assert_eq!(files(Path::new(&dir.join(""))), before);
+}
+
+#[test]
+fn logits_keep_away_from_ids_model_and_adapter() {
+    let dir = folder();
+    let [fp8, adapter, ids] = ["fp8", "run/adapter", "ids.safetensors"].map(|name| dir.join(name));
+    write_ids(&ids, Tensor::new(&[[3u32, 4]], &Device::Cpu).unwrap());
+    let before = files(Path::new(&dir.join("")));
+    for out in [
+        ids.clone(),
+        format!("{adapter}/../../ids.safetensors"),
+        format!("{fp8}/model.safetensors"),
+        format!("{fp8}/logits.safetensors"),
+        format!("{adapter}/logits.safetensors"),
+    ] {
+        let args = [
+            "logits",
+            &fp8,
+            "--adapter",
+            &adapter,
+            "--ids",
+            &ids,
+            "--out",
+            &out,
+        ];
+        let (code, line) = refusal(&args);
+        assert_eq!(code, 2, "{out}: {line}");
+        assert!(
+            line.contains("--out: ") && line.contains("which is read"),
+            "{out}: {line}"
+        );
+    }
     assert_eq!(files(Path::new(&dir.join(""))), before);
 }
 

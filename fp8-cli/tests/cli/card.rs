@@ -22,7 +22,7 @@ fn a_card_keeps_that_of_the_source_and_says_what_was_measured() {
     let own = "---\nlicense: apache-2.0\nlanguage:\n- en\ntags: [small]\nbase_model: a/older\n---\n# The model\n";
     std::fs::write(format!("{model}/README.md"), own).unwrap();
     let (fp8, text) = (dir.join("fp8"), format!("{model}/text.txt"));
-    let said = output(&[
+    let args = [
         "quantize",
         &model,
         "--out",
@@ -31,14 +31,31 @@ fn a_card_keeps_that_of_the_source_and_says_what_was_measured() {
         &text,
         "--base-model",
         "owner/small",
-    ]);
+    ];
+    let command = format!("fp8 {}", args.join(" "));
+    let said = output(&args);
     assert!(said.contains("  README.md\n"), "{said}");
     let card = read(&fp8);
     let head = "---\nlicense: apache-2.0\nlanguage:\n- en\ntags:\n- small\n- fp8\nbase_model: owner/small\nbase_model_relation: quantized\n\
                 library_name: transformers\n---\n\n# fp8\n";
     assert!(card.starts_with(head), "{card}");
     assert!(
-        card.ends_with("## Card of the base\n\n# The model\n"),
+        card.ends_with("card of `owner/small`: names, figures and code below are that model's.\n\n### The model\n"),
+        "{card}"
+    );
+    // One title, and one block of code: the command that has run.
+    assert_eq!(
+        card.lines().filter(|line| line.starts_with("# ")).count(),
+        1,
+        "{card}"
+    );
+    let made = format!("## How it was made\n\nThis command wrote it:\n\n```bash\n{command}\n```\n");
+    assert!(
+        card.contains(&made) && card.matches("```").count() == 2,
+        "{card}"
+    );
+    assert!(
+        card.contains("\nThis is `owner/small`, quantized.\n"),
         "{card}"
     );
     for part in [

@@ -1,4 +1,4 @@
-//! Ctrl-C, and kills.
+//! Ctrl-C, SIGTERM and kills.
 
 #![cfg(unix)]
 
@@ -25,7 +25,7 @@ fn signal(child: &Child, name: &str) {
     assert!(status.success(), "kill {name}: {status}");
 }
 
-/// Sends a signal, `-INT` for Ctrl-C, while the command has unfinished work beside `dir/out`; None if the command finished first.
+/// Sends a signal (`-INT` is Ctrl-C) while the command has unfinished work beside `dir/out`; None if the command finished first.
 fn interrupt(dir: &Dir, args: &[&str], name: &str) -> Option<Output> {
     let half_done = || dir.names().iter().any(|name| name.starts_with(".out."));
     let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
@@ -65,14 +65,14 @@ fn files(path: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// Interrupts a command, on larger and larger models until the signal comes before its end.
-fn leaves_nothing(prepare: impl Fn(&Dir, usize) -> Vec<String>) {
+/// Interrupts a command by a signal, on larger and larger models until the signal comes before its end.
+fn leaves_nothing(signal: &str, prepare: impl Fn(&Dir, usize) -> Vec<String>) {
     for layers in [48, 192, 768] {
         let dir = Dir::new();
         let args = prepare(&dir, layers);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let before = files(&dir.join(""));
-        let Some(output) = interrupt(&dir, &args, "-INT") else {
+        let Some(output) = interrupt(&dir, &args, signal) else {
             continue;
         };
         assert_eq!(output.status.code(), Some(1), "{args:?}");
@@ -95,7 +95,7 @@ fn leaves_nothing(prepare: impl Fn(&Dir, usize) -> Vec<String>) {
 
 #[test]
 fn quantize_leaves_nothing_behind() {
-    leaves_nothing(|dir, layers| {
+    leaves_nothing("-INT", |dir, layers| {
         let (plain, out) = (dir.join("plain"), dir.join("out"));
         write_model(&plain, layers);
         let args = ["quantize", &plain, "--scheme", "mxfp8", "--out", &out];
@@ -105,7 +105,7 @@ fn quantize_leaves_nothing_behind() {
 
 #[test]
 fn dequantize_keeps_the_model_it_was_to_replace() {
-    leaves_nothing(|dir, layers| {
+    leaves_nothing("-TERM", |dir, layers| {
         let (plain, codes, out) = (dir.join("plain"), dir.join("codes"), dir.join("out"));
         write_model(&plain, layers);
         output(&["quantize", &plain, "--out", &codes]);

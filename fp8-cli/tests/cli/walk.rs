@@ -4,6 +4,8 @@ use crate::support::{Dir, edit, failure, fp8, json_output, output, speaking, tex
 use fp8_test_support::language_model;
 use serde_json::{Value, json};
 use std::path::Path;
+#[cfg(unix)]
+use std::process::{Child, Command, Stdio};
 
 pub fn folder() -> Dir {
     let dir = Dir::new();
@@ -252,60 +254,68 @@ fn a_merge_says_what_is_left_of_the_updates() {
     }
 }
 
-/// Ctrl-C, and what a script sees of it.
+/// Ctrl-C and SIGTERM, and what a script sees of them.
 #[cfg(unix)]
 #[test]
 fn a_stopped_run_says_so_at_once_and_does_not_succeed() {
-    use std::process::{Command, Stdio};
-    let dir = folder();
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let dir = folder();
+        let mut child = endless(&dir);
+        let id = child.id().to_string();
+        // The handler is set when there is a step.
+        wait_for_a_step(&dir, &mut child);
+        let sent = Command::new("kill").args([signal, &id]).status();
+        assert!(sent.unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        let (said, errors) = (text(&output.stdout), text(&output.stderr));
+        assert!(
+            errors.contains("stopping after this step; again to abort"),
+            "{errors}"
+        );
+        assert!(
+            said.contains("stopped; continue with `fp8 train --resume"),
+            "{said}"
+        );
+        // The step at which it stopped was saved: a run of that many steps has none to make.
+        let out = dir.join("run");
+        let steps = std::fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap();
+        let last: Value = serde_json::from_str(steps.lines().last().unwrap()).unwrap();
+        let checkpoint = dir.join("run/checkpoint/delayed.safetensors");
+        let saved = fp8::checkpoint::training_meta(checkpoint).unwrap().step;
+        assert_eq!(last["step"], saved);
+        // It continues where it stopped.
+        edit(&format!("{out}/run.json"), |run| run["steps"] = json!(1));
+        let error = failure(&["train", "--resume", &out]);
+        assert!(error.contains("in the run to resume"), "{error}");
+    }
+}
+
+/// A run into `run` that does not end by itself.
+#[cfg(unix)]
+fn endless(dir: &Dir) -> Child {
     let (model, data, out) = (
         dir.join("model"),
         dir.join("model/text.txt"),
         dir.join("run"),
     );
-    let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
+    Command::new(env!("CARGO_BIN_EXE_fp8"))
         .args(["train", &model, "--data", &data, "--out", &out])
-        .args([
-            "--steps",
-            "100000",
-            "--batch",
-            "4",
-            "--context",
-            "16",
-            "--no-card",
-        ])
+        .args(["--steps", "100000", "--batch", "4", "--context", "16"])
+        // No checkpoint before it is stopped.
+        .args(["--checkpoint-every", "100000", "--no-card"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
-    // The handler is set when there is a step.
+        .unwrap()
+}
+
+#[cfg(unix)]
+fn wait_for_a_step(dir: &Dir, child: &mut Child) {
     let metrics = dir.join("run/metrics.jsonl");
     let began = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("train_loss"));
     while !began() {
         assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::yield_now();
     }
-    let id = child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-INT", &id])
-            .status()
-            .unwrap()
-            .success()
-    );
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130));
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert!(
-        errors.contains("stopping after this step; again to abort"),
-        "{errors}"
-    );
-    assert!(
-        said.contains("stopped; continue with `fp8 train --resume"),
-        "{said}"
-    );
-    // It continues where it stopped.
-    edit(&format!("{out}/run.json"), |run| run["steps"] = json!(1));
-    let error = failure(&["train", "--resume", &out]);
-    assert!(error.contains("in the run to resume"), "{error}");
 }

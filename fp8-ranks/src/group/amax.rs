@@ -14,6 +14,10 @@ impl ReductionGroup for ProcessGroup {
         self.size()
     }
 
+    fn rank(&self) -> Option<usize> {
+        Some(ProcessGroup::rank(self))
+    }
+
     fn identity(&self) -> usize {
         Arc::as_ptr(&self.member).addr()
     }

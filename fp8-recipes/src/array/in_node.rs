@@ -56,8 +56,8 @@ impl InNode {
             return Err(candle_core::Error::Msg(message.into()).into());
         };
         let node = node.into_inner();
-        if let (bytes @ 1.., Some(context)) = (node.bytes_in_fp8(), current()) {
-            context.note_kept(bytes);
+        if let Some(context) = current().filter(|context| context.kept_groups().is_some()) {
+            context.note_kept(node.bytes_in_fp8());
         }
         Ok(node.finish(y)?)
     }

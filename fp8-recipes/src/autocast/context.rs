@@ -76,7 +76,7 @@ impl Context {
         (self.settings.config.kept_activations.group_size()).filter(|_| fp8)
     }
 
-    /// Records what a module keeps in FP8.
+    /// Records what a node that keeps activations in FP8 has kept: nothing, if casts have left it nothing in high precision to keep.
     pub(crate) fn note_kept(&self, bytes: usize) {
         if let Some(session) = &self.session {
             session.kept().note(bytes);

@@ -52,8 +52,8 @@ impl StepSummary {
     }
 
     /// Bytes of the codes and scales that the step's forward passes have kept in place of activations in high precision, because the recipe
-    /// has [`kept_activations`](crate::config::Fp8LinearConfig::kept_activations). With that option and 0 here, no module of the step was
-    /// one node of the graph, so the option had no effect; a warning says so once.
+    /// has [`kept_activations`](crate::config::Fp8LinearConfig::kept_activations). With that option, 0 means that casts for products have left
+    /// nothing in high precision, or that no module of the step was one node of the graph, so the option had no effect: a warning says so once.
     pub fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }

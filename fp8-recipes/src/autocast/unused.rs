@@ -1,11 +1,12 @@
 //! The warning about an enabled guard that cast nothing.
 
+use crate::warning::warn;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How many unprepared layers the warning names.
 pub(super) const NAMED: usize = 3;
 
-/// Warns once per process that an enabled guard cast nothing: by `tracing`, or on stderr if no subscriber is set.
+/// Warns once per process that an enabled guard cast nothing.
 pub(super) fn warn_of_nothing(unprepared: &[String]) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if WARNED.swap(true, Ordering::Relaxed) {
@@ -21,9 +22,7 @@ pub(super) fn warn_of_nothing(unprepared: &[String]) {
             if names.len() == NAMED { ", .." } else { "" },
         ),
     };
-    let text = format!("an enabled FP8 autocast guard was closed without any FP8; {why}");
-    match tracing::dispatcher::has_been_set() {
-        true => tracing::warn!("{text}"),
-        false => eprintln!("warning: {text}"),
-    }
+    warn(&format!(
+        "an enabled FP8 autocast guard was closed without any FP8; {why}"
+    ));
 }

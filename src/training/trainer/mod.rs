@@ -76,7 +76,8 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         config.check()?;
         let device = (vars.all_vars().first()).map_or(Device::Cpu, |var| var.device().clone());
         let tx = |vars: &VarMap| AdamW::from_varmap(vars, config.optimizer.clone());
-        let state = TrainState::create(model, vars, config.recipe.clone(), &config.prepare, tx)?;
+        let prepare = config.prepare.clone().unwrap_or_default();
+        let state = TrainState::create(model, vars, config.recipe.clone(), &prepare, tx)?;
         Ok(Self {
             name: name.into(),
             state,

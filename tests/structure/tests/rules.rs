@@ -56,6 +56,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "fp8-recipes/src",
         &[
             "macros",
+            "warning",
             "config",
             "error",
             "stats",
@@ -103,6 +104,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "learner",
             "objective",
             "config",
+            "lines",
             "metrics",
             "progress",
             "turns",

@@ -197,19 +197,17 @@ pub enum Error {
     },
     /// Ranks reduce different amaxes.
     #[error(
-        "after {step} steps of this rank: the amaxes of {phase} of the model with `{}` ({rows} rows) met other amaxes of another rank; all ranks \
-         must train the same models in the same order and abort the same steps",
-        first.as_deref().unwrap_or("no rows")
+        "all_reduce_max of the amaxes of the model with `{}` ({rows} rows): the ranks disagree: {}; all ranks must train the same models in \
+         the same order and abort the same steps",
+        first.as_deref().unwrap_or("no rows"), ranks.join("; ")
     )]
     RanksDisagree {
-        /// What the amaxes are of.
-        phase: &'static str,
-        /// Steps that have ended on this rank.
-        step: u64,
         /// Rows of the table.
         rows: usize,
         /// Name of its first row.
         first: Option<String>,
+        /// What each rank has reduced and after how many steps, in the order of ranks; only this rank's if the group does not number them.
+        ranks: Vec<String>,
     },
     /// A block of values with one scale lies across parts of a tensor on several ranks.
     #[error(

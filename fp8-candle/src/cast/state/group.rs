@@ -21,6 +21,12 @@ pub trait ReductionGroup: std::fmt::Debug + Send + Sync {
     /// Number of ranks.
     fn ranks(&self) -> usize;
 
+    /// This process among the ranks, from 0. With it, the error of ranks that disagree says what each of them has reduced, after one more
+    /// call of [`ReductionGroup::all_reduce_max`] on all of them.
+    fn rank(&self) -> Option<usize> {
+        None
+    }
+
     /// Elementwise maximum of `amaxes` (f32 `[rows]`) over the ranks, on the same device.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::group::ReductionGroup;
 use super::table::{RowRule, StateTable};
 use crate::base::data::columns::Recorded;
 use crate::base::error::{Error, Result};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use rapidhash::v3::rapidhash_v3;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,6 +18,8 @@ pub(super) enum Phase {
 }
 
 impl Phase {
+    const ALL: [Self; 3] = [Self::Forward, Self::Gradients, Self::Calibration];
+
     fn name(self) -> &'static str {
         match self {
             Self::Forward => "inputs and weights",
@@ -75,7 +77,7 @@ impl Reduction<'_> {
             return Err(Error::Internal("a reduction without its check".into()));
         };
         if same != check as f32 || complement != (LARGEST - check) as f32 {
-            return Err(self.disagreement(step));
+            return Err(self.disagreement(group, step, amaxes.device()));
         }
         Ok((reduced.narrow(0, 0, rows)?.contiguous()?, used > 0.))
     }
@@ -134,13 +136,52 @@ impl Reduction<'_> {
         (hash ^ (hash >> 24) ^ (hash >> 48)) & LARGEST
     }
 
-    fn disagreement(&self, step: u64) -> Error {
+    fn disagreement(&self, group: &dyn ReductionGroup, step: u64, device: &Device) -> Error {
         let names = self.table.names();
+        // The disagreement itself is worth more than an error of asking for its details.
+        let ranks = self.of_each(group, step, device).unwrap_or_default();
+        let own = || {
+            vec![format!(
+                "this rank: {} after {step} steps",
+                self.phase.name()
+            )]
+        };
         Error::RanksDisagree {
-            phase: self.phase.name(),
-            step,
             rows: names.len(),
             first: names.first().map(|name| name.to_string()),
+            ranks: if ranks.is_empty() { own() } else { ranks },
         }
+    }
+
+    /// What each rank has reduced, in words; nothing if the group does not number its ranks. The check and its complement have shown
+    /// the disagreement to all ranks in the same reduction, so all of them are here.
+    fn of_each(
+        &self,
+        group: &dyn ReductionGroup,
+        step: u64,
+        device: &Device,
+    ) -> Result<Vec<String>> {
+        let (ranks, names) = (group.ranks(), self.table.lock().names_hash);
+        let Some(rank) = group.rank().filter(|&rank| rank < ranks) else {
+            return Ok(vec![]);
+        };
+        let own = [self.phase as u64, step, names].map(|number| (number & LARGEST) as f32);
+        let mut sent = vec![0.; own.len() * ranks];
+        sent[own.len() * rank..][..own.len()].copy_from_slice(&own);
+        let sent = Tensor::from_vec(sent, own.len() * ranks, device)?;
+        let all = group.all_reduce_max(&sent)?.to_vec1::<f32>()?;
+        let words = |(rank, numbers): (usize, &[f32])| {
+            let phase = Phase::ALL
+                .into_iter()
+                .find(|&phase| phase as u64 as f32 == numbers[0]);
+            let phase = phase.map_or("other amaxes", Phase::name);
+            let model = if numbers[2] == own[2] {
+                ""
+            } else {
+                " of another model"
+            };
+            format!("rank {rank}: {phase}{model} after {} steps", numbers[1])
+        };
+        Ok(all.chunks_exact(own.len()).enumerate().map(words).collect())
     }
 }

@@ -1,11 +1,13 @@
 //! The model card that goes with a written model: `README.md` with the head that the Hugging Face hub reads.
 
 mod front_matter;
+mod nested;
 
 use crate::atomic::write_atomic;
 use crate::error::Result;
 use crate::read::{MAX_CONFIG, read_text_if_present};
 use front_matter::FrontMatter;
+use nested::nested;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -35,6 +37,16 @@ impl Relation {
             Self::Merge => "merge",
         }
     }
+
+    /// What a model is to its base, as a sentence.
+    fn sentence(self, base: &str) -> String {
+        match self {
+            Self::Quantized => format!("This is `{base}`, quantized."),
+            Self::Finetune => format!("This is `{base}`, trained further."),
+            Self::Adapter => format!("This is an adapter for `{base}`, which it needs to run."),
+            Self::Merge => format!("This is `{base}` with an adapter added to its weights."),
+        }
+    }
 }
 
 /// A figure of a model, with that of its base.
@@ -62,8 +74,8 @@ impl Measure {
 
 /// A model card: what a model was made from, how, and what was measured.
 ///
-/// The source's own card is kept: its text, below the new one, and the entries of its head (license, language, tags, ..) except for those about
-/// its own base and results.
+/// The source's own card is kept: its text, as the last section of the new one, and the entries of its head (license, language, tags, ..)
+/// except for those about its own base and results.
 ///
 /// ```
 /// use fp8_files::rewrite::{Measure, ModelCard, Relation};
@@ -182,6 +194,11 @@ impl ModelCard {
         Ok(write_atomic(path, |out| out.write_all(text.as_bytes()))?)
     }
 
+    /// The base's name on the hub, or that of its folder.
+    fn named_base(&self) -> &str {
+        self.hub_base.as_ref().unwrap_or(&self.base)
+    }
+
     fn head(&self, mut head: FrontMatter) -> FrontMatter {
         // These are about the source.
         for key in ["base_model", "base_model_relation", "model-index"] {
@@ -204,9 +221,10 @@ impl ModelCard {
 
     fn body(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
+        let base = self.named_base();
         writeln!(text, "\n# {}\n", self.name)?;
+        writeln!(text, "{}\n", self.relation.sentence(base))?;
         writeln!(text, "| | |\n|---|---|")?;
-        let base = self.hub_base.as_ref().unwrap_or(&self.base);
         writeln!(text, "| Base | `{}` |", cell(base))?;
         for (what, value) in &self.facts {
             writeln!(text, "| {} | {} |", cell(what), cell(value))?;
@@ -215,7 +233,10 @@ impl ModelCard {
             writeln!(text, "| Version of {} | {} |", cell(what), cell(version))?;
         }
         if let Some(command) = &self.command {
-            writeln!(text, "\nMade by\n\n```bash\n{command}\n```")?;
+            writeln!(
+                text,
+                "\n## How it was made\n\nThis command wrote it:\n\n```bash\n{command}\n```"
+            )?;
         }
         if !self.measures.is_empty() {
             writeln!(
@@ -244,7 +265,12 @@ impl std::fmt::Display for ModelCard {
         write!(f, "{}{}", self.head(head), self.body()?)?;
         match below.trim() {
             "" => Ok(()),
-            below => write!(f, "\n## Card of the base\n\n{below}\n"),
+            below => write!(
+                f,
+                "\n## Card of the base\n\nFrom here on this is the card of `{}`: names, figures and code below are that model's.\n\n{}",
+                self.named_base(),
+                nested(below)
+            ),
         }
     }
 }
@@ -320,9 +346,10 @@ mod tests {
             .with_measure(Measure::new("Cosine", None, 0.999_912_34));
         let version = env!("CARGO_PKG_VERSION");
         let expected = format!(
-            "---\nlicense: mit\ntags:\n- small\n- fp8\nlibrary_name: other\n---\n\n# new\n\n| | |\n|---|---|\n| Base | `old\\|er` |\n\
-             | Scheme | channel-token |\n| Version of fp8 | {version} |\n\n## Measured\n\n| | base | this model |\n|---|---|---|\n\
-             | Cosine |  | 0.999912 |\n\n## Layers in high precision\n\n- `lm_head`\n- `m.layers.*.gate`\n\n## Card of the base\n\n# Old\n"
+            "---\nlicense: mit\ntags:\n- small\n- fp8\nlibrary_name: other\n---\n\n# new\n\nThis is `old|er`, quantized.\n\n| | |\n\
+             |---|---|\n| Base | `old\\|er` |\n| Scheme | channel-token |\n| Version of fp8 | {version} |\n\n## Measured\n\n| | base | this model |\n|---|---|---|\n\
+             | Cosine |  | 0.999912 |\n\n## Layers in high precision\n\n- `lm_head`\n- `m.layers.*.gate`\n\n## Card of the base\n\n\
+             From here on this is the card of `old|er`: names, figures and code below are that model's.\n\n### Old\n"
         );
         assert_eq!(card.to_string(), expected);
     }
@@ -351,6 +378,6 @@ mod tests {
         assert!(text.contains("base_model: a/b\nbase_model_relation: merge\n"));
         // A card that is made from a folder with a card keeps that card.
         let next = card.with_source_of(Some(dir.path())).unwrap().to_string();
-        assert!(next.contains("## Card of the base\n\n# new"), "{next}");
+        assert!(next.contains("are that model's.\n\n### new\n"), "{next}");
     }
 }

@@ -1,0 +1,91 @@
+//! `metrics.jsonl` and `loss.svg`: numbers that JSON does not have.
+
+use crate::support::Outcome;
+use fp8::training::{Line, Metrics, StepRecord, loss_svg};
+
+/// Losses that are not finite, as they are written.
+const NAMED: [(f64, &str); 3] = [
+    (f64::NAN, "\"NaN\""),
+    (f64::INFINITY, "\"Infinity\""),
+    (f64::NEG_INFINITY, "\"-Infinity\""),
+];
+
+fn bits(curve: &[(u64, f64)]) -> Vec<(u64, u64)> {
+    curve
+        .iter()
+        .map(|(step, loss)| (*step, loss.to_bits()))
+        .collect()
+}
+
+#[test]
+fn losses_that_are_not_finite_are_read_as_they_were_written() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let mut written = Metrics::open(dir.path(), |_| true)?;
+    for (step, loss) in (1..).zip(NAMED.map(|named| named.0).into_iter().chain([2.5])) {
+        written.push_step("run", &StepRecord::new(step, loss))?;
+        written.push_validation("run", step, loss, None)?;
+    }
+    let text = std::fs::read_to_string(dir.path().join("metrics.jsonl"))?;
+    for (line, (_, name)) in text.lines().step_by(2).zip(NAMED) {
+        assert!(line.contains(&format!("\"train_loss\":{name},")), "{line}");
+    }
+    // Reading writes the file again.
+    for _ in 0..2 {
+        let read = Metrics::open(dir.path(), |_| true)?;
+        assert_eq!(
+            bits(&read.train_curve("run")),
+            bits(&written.train_curve("run"))
+        );
+        let curves = [&read, &written].map(|metrics| bits(&metrics.validation_curve("run")));
+        assert_eq!(curves[0], curves[1]);
+    }
+    Ok(())
+}
+
+/// Earlier versions wrote null.
+#[test]
+fn a_loss_of_null_is_nan() -> Outcome {
+    let line: Line = serde_json::from_str(
+        r#"{"recipe":"run","step":3,"train_loss":null,"lr":null,"grad_norm":null,"step_ms":null}"#,
+    )?;
+    assert!(
+        matches!(line, Line::Train { train_loss, .. } if train_loss.is_nan()),
+        "{line:?}"
+    );
+    for text in ["\"nan\"", "[1]", "true"] {
+        let line = format!(r#"{{"recipe":"run","step":3,"val_loss":{text}}}"#);
+        let error = serde_json::from_str::<Line>(&line).unwrap_err().to_string();
+        assert!(
+            error.contains("neither a step") && error.contains("val_loss"),
+            "{error}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn losses_that_are_not_finite_are_gaps_in_the_drawing() -> Outcome {
+    let drawing = |bad: Option<f64>| {
+        let mut metrics = Metrics::in_memory();
+        for (step, loss) in [(1, 3.), (2, 2.5)] {
+            metrics.push_step("run", &StepRecord::new(step, loss))?;
+            metrics.push_validation("run", step, loss, None)?;
+        }
+        if let Some(bad) = bad {
+            metrics.push_step("run", &StepRecord::new(2, bad))?;
+            metrics.push_validation("run", 2, bad, None)?;
+        }
+        loss_svg(&metrics, &["run"], "nats")
+    };
+    let plain = drawing(None)?;
+    for (bad, name) in NAMED {
+        assert!(drawing(Some(bad))? == plain, "{name}");
+    }
+    let mut metrics = Metrics::in_memory();
+    metrics.push_step("run", &StepRecord::new(1, f64::NAN))?;
+    let error = loss_svg(&metrics, &["run"], "nats")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("none is finite"), "{error}");
+    Ok(())
+}
