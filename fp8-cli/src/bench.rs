@@ -38,7 +38,6 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    fp8::keep_freed_memory();
     if args.layers.layers {
         return layers::run(&args.layers, args.model, args.how, args.json);
     }

@@ -73,6 +73,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    fp8::keep_freed_memory();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -10,9 +10,13 @@ use fp8_candle::Fp8Tensor;
 use fp8_core::{Contraction, Format, Granularity};
 use std::ops::Range;
 
+/// The most elements of a part. The steps of its computation then find it in the processor's cache, and allocators use its memory again
+/// for the next part: with parts of some hundred megabytes, fresh pages for each of them took most of a rewrite's time.
+const MOST: usize = 1 << 20;
+
 /// Elements of a part, for a number of bytes of memory. Several threads hold a part each: as stored, in f32, and in intermediate steps.
 pub(super) fn slab(memory: u64) -> usize {
-    usize::try_from(memory / 64).unwrap_or(usize::MAX).max(1)
+    usize::try_from(memory / 64).unwrap_or(MOST).clamp(1, MOST)
 }
 
 /// Rows of a part: whole blocks of `block` rows.
