@@ -320,7 +320,9 @@ mod tests {
             return;
         }
         for (len, other) in [(1usize, 1), (16, 16), (17, 0), (40, 40), (33, 33)] {
-            let x: Vec<u32> = (0..len as u32).map(|i| 2 * i | (2 * i + 1) << 16).collect();
+            let x: Vec<u32> = (0..len as u32)
+                .map(|i| (2 * i) | ((2 * i + 1) << 16))
+                .collect();
             let y: Vec<u32> = x[..other].iter().map(|x| x + 0x0700_0700).collect();
             let mut cells = vec![u32::MAX; (2 * len).next_multiple_of(PANEL)];
             // SAFETY: these levels have the instructions.
