@@ -57,7 +57,7 @@ pub fn attention(
 )> {
     let attention = Attention::new(qkv, options, tokens_first)?;
     let qkv = qkv.map(Tensor::detach);
-    let (y, saved) = attention.forward(qkv.each_ref(), dtype)?;
+    let (y, saved) = attention.forward(qkv.each_ref(), dtype, true)?;
     let gradients =
         move |grad: &Tensor, wanted| attention.backward(qkv.each_ref(), &saved, grad, wanted);
     Ok((y, gradients))

@@ -1,7 +1,9 @@
 //! max |x|, as a maximum over integers: the bits of magnitudes have the order of their values, with infinity above all
 //! numbers and NaN above infinity.
 
-use super::{LANES, Layout, dispatch};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::{Isa, LANES, Layout, dispatch};
 use crate::{HighPrecision, high_precision::sealed::Sealed};
 
 /// A running maximum of magnitudes.
@@ -39,9 +41,19 @@ pub(super) fn max_bits<T: HighPrecision>(max: LaneMax<T>) -> u32 {
 /// The length from which a plain loop over a segment is faster than chunks.
 const LONG: usize = 128;
 
+/// Merges max |x| of the elements of each scale into its entry of `out`.
+pub(crate) fn merge<T: HighPrecision>(isa: Isa, src: &[T], layout: Layout, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if let (true, Layout::Segments(len)) = (avx512::is_in(isa), layout)
+        && avx512::amax::segments(isa, src, len, out)
+    {
+        return;
+    }
+    generic(isa, src, layout, out);
+}
+
 dispatch! {
-    /// Merges max |x| of the elements of each scale into its entry of `out`.
-    pub(crate) fn merge [T: HighPrecision] [T] (src: &[T], layout: Layout, out: &mut [f32]) {
+    fn generic [T: HighPrecision] [T] (src: &[T], layout: Layout, out: &mut [f32]) {
         match layout {
             Layout::Segments(len) => segments(src, len, out),
             Layout::PerElement => {

@@ -182,6 +182,8 @@ impl fmt::Display for AttentionProducts {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Operand<'a> {
     Values(&'a Tensor),
+    /// The values of codes, which kernels make as they read: for an operand whose codes nothing else reads.
+    Rounded(&'a Tensor, Format),
     Codes {
         /// U8, contiguous.
         codes: &'a Tensor,

@@ -14,8 +14,16 @@ impl Attention {
         &self,
         qkv: [&Tensor; 3],
         out_dtype: DType,
+        keeps: bool,
     ) -> Result<(Storage, Saved)> {
         let products = self.products;
+        if let (Some(kernels), false) = (self.kernels(qkv[0])?, keeps) {
+            let fp8 = [products.scores, products.scores, products.values];
+            let operands = [0, 1, 2].map(|i| Part::read_once(qkv[i], products.format, fp8[i]));
+            let dtypes = [qkv[0].dtype(), out_dtype];
+            let (storage, _) = kernels.forward_fp8(self, operands, dtypes)?;
+            return Ok((storage, Saved::default()));
+        }
         let qk_uses = [products.scores, products.grad_inputs];
         let uses = [
             &qk_uses[..],
@@ -69,20 +77,20 @@ impl Attention {
         };
         let _scope = enter(Kind::Attention);
         let products = self.products;
-        let uses = [products.grad_probabilities, products.grad_inputs];
-        let dy = Part::new(&grad.detach(), products.grad_format, &uses)?;
+        let (uses, format) = (
+            [products.grad_probabilities, products.grad_inputs],
+            products.grad_format,
+        );
         let Some((kernels, lse)) = self.kernels(grad)?.zip(lse) else {
+            let dy = Part::new(&grad.detach(), format, &uses)?;
             return self.composed_gradients_fp8(kept, &dy, grad.dtype(), wanted);
         };
+        let dy = uses.map(|fp8| Part::read_once(grad, format, fp8));
         let [q, k, v] = &kept.qkv;
         let operands = BackwardOperands {
             scores: [q.operand(products.scores)?, k.operand(products.scores)?],
-            grad_probabilities: [dy.operand(uses[0])?, v.operand(uses[0])?],
-            grad_inputs: [
-                q.operand(uses[1])?,
-                k.operand(uses[1])?,
-                dy.operand(uses[1])?,
-            ],
+            grad_probabilities: [dy[0], v.operand(uses[0])?],
+            grad_inputs: [q.operand(uses[1])?, k.operand(uses[1])?, dy[1]],
         };
         let dtypes = [kept.dtype, grad.dtype()];
         kernels.backward_fp8(self, operands, lse, dtypes, wanted)

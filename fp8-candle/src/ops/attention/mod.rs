@@ -96,8 +96,9 @@ impl Attention {
             return Ok(q.clone());
         }
         if self.products.any() {
+            let keeps = [q, k, v].into_iter().any(Tensor::track_op);
             let (storage, saved) =
-                self.forward_fp8([q, k, v].map(Tensor::detach).each_ref(), q.dtype())?;
+                self.forward_fp8([q, k, v].map(Tensor::detach).each_ref(), q.dtype(), keeps)?;
             let result = Ready::new(storage, q.shape())?;
             return attach(OP, [q, k, v], result, move |qkv, _, grad| {
                 self.backward(qkv, &saved, grad, qkv.map(Tensor::track_op))
@@ -130,11 +131,16 @@ impl Attention {
         Ok(narrows && q.dtype() != DType::BF16 && self.kernels(q)?.is_some())
     }
 
-    /// The result in `out_dtype` (that of q, or f32), contiguous, and what [`Attention::backward`] needs besides q, k and v. All
-    /// are outside any graph.
+    /// The result in `out_dtype` (that of q, or f32), contiguous, and what [`Attention::backward`] needs besides q, k and v, if it
+    /// `keeps` that. All are outside any graph.
     ///
     /// With operands of bf16, bf16 copies of q, k and v give the same bits as f32 values, in either pass.
-    pub(crate) fn forward(&self, qkv: [&Tensor; 3], out_dtype: DType) -> Result<(Tensor, Saved)> {
+    pub(crate) fn forward(
+        &self,
+        qkv: [&Tensor; 3],
+        out_dtype: DType,
+        keeps: bool,
+    ) -> Result<(Tensor, Saved)> {
         let _scope = enter(Kind::Attention);
         let [q, k, v] = &qkv.map(Tensor::detach);
         let mut saved = Saved::default();
@@ -142,7 +148,7 @@ impl Attention {
             return Ok((q.to_dtype(out_dtype)?, saved));
         }
         if self.products.any() {
-            let (storage, saved) = self.forward_fp8([q, k, v], out_dtype)?;
+            let (storage, saved) = self.forward_fp8([q, k, v], out_dtype, keeps)?;
             return Ok((tensor_of(storage, q.shape())?, saved));
         }
         let Some(kernels) = self.kernels(q)? else {

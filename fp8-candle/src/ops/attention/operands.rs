@@ -64,6 +64,14 @@ impl Part {
             _ => internal!("an operand of attention was not kept"),
         }
     }
+
+    /// `x` as kernels read it that round it themselves, for a product that is FP8 or not.
+    pub(super) fn read_once(x: &Tensor, format: Format, fp8: bool) -> Operand<'_> {
+        match fp8 {
+            true => Operand::Rounded(x, format),
+            false => Operand::Values(x),
+        }
+    }
 }
 
 /// q, k and v for the backward pass.

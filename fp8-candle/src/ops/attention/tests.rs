@@ -18,7 +18,7 @@ fn copies_in_bf16_give_the_same_bits() -> Result<()> {
         .with_operands(DType::BF16);
     let qkv = [&q, &k, &v];
     let attention = Attention::new(qkv, &options, true)?;
-    let (y, saved) = attention.forward(qkv, DType::F32)?;
+    let (y, saved) = attention.forward(qkv, DType::F32, true)?;
     let grads = attention.backward(qkv, &saved, &grad, [true; 3])?;
     assert!(saved.result.is_none());
 
@@ -28,7 +28,7 @@ fn copies_in_bf16_give_the_same_bits() -> Result<()> {
         v.to_dtype(DType::BF16)?,
     ];
     let copies = copies.each_ref();
-    let (from_copies, saved) = attention.forward(copies, DType::F32)?;
+    let (from_copies, saved) = attention.forward(copies, DType::F32, true)?;
     let of_copies = attention.backward(copies, &saved, &grad, [true, false, true])?;
     assert_eq!((y.dtype(), y.dims()), (DType::F32, q.dims()));
     assert_eq!(bits(&y), bits(&from_copies));

@@ -51,8 +51,8 @@ impl WideNode {
         };
         let [q, k, v] = copies;
         let copies = [q?, k?, v?];
-        let (tensor, saved) = attention.forward(copies.each_ref(), dtype)?;
         let is_tracked = ids.iter().any(Option::is_some);
+        let (tensor, saved) = attention.forward(copies.each_ref(), dtype, is_tracked)?;
         let [q, k, v] = copies.map(|x| self.keep_head(x, is_tracked));
         let kept = [q?, k?, v?];
         attention.normalizes = kept.iter().any(Head::rounds);
@@ -78,8 +78,8 @@ impl WideNode {
         ids: [Option<usize>; 3],
     ) -> Result<Wide> {
         let dtype = qkv[0].dtype();
-        let (tensor, mut saved) = attention.forward(qkv.each_ref(), dtype)?;
         let is_tracked = ids.iter().any(Option::is_some);
+        let (tensor, mut saved) = attention.forward(qkv.each_ref(), dtype, is_tracked)?;
         let values = saved.take_values();
         let values = values.map(|x| x.map(|x| self.keep_head(x, is_tracked)).transpose());
         let [q, k, v] = values;

@@ -3,6 +3,7 @@
 //! Only the loads and stores of this file touch memory; everything else computes on values. They mask elements beyond the end
 //! of a slice, so tails need no extra code.
 
+pub(super) mod amax;
 pub(super) mod decode;
 pub(super) mod encode;
 pub(super) mod halves;

@@ -7,11 +7,12 @@
 
 use super::super::scratch::Scratch;
 use super::block::{Block, QUERIES};
-use super::cast::cast_row;
+use super::cast::RowCast;
 use super::layout::PANEL;
+use super::output::Output;
 use super::pack::Packer;
 use super::rows::{self, Row};
-use super::source::{Output, View};
+use super::source::View;
 use super::split::Split;
 use super::units::{Units, bits};
 use crate::base::data::attention::Attention;
@@ -92,6 +93,9 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
         let [q_values, k_values, grad_values] = &self.views.grad_inputs;
         let [dq, dk, dv] = self.gradients;
         let scale = attention.softmax_scale as f32;
+        let products = attention.products;
+        let casts = [products.format, products.grad_format].map(RowCast::new);
+        let casts = products.grad_inputs.then_some(casts);
         let mut packer = Packer::new(units, attention);
         let (steps, padded) = (packer.steps, packer.padded);
         let keys = split.keys(attention, task);
@@ -100,9 +104,13 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
         let mut k_panels = Scratch::<u32>::new(panels * PANEL * steps);
         let mut v_panels = Scratch::<u32>::new(panels * PANEL * steps);
         let mut k_columns = Scratch::<u32>::new(keys.len().div_ceil(U::STEP) * padded);
-        packer.panels(k, at, keys.clone(), &mut k_panels);
-        packer.panels(v, at, keys.clone(), &mut v_panels);
-        if dq.is_some() {
+        // Most calls read the same values of a token in all products.
+        let shares = [(q, q_values), (k, k_values), (grad, grad_values)];
+        let [shares_q, shares_k, shares_grad] = shares.map(|(x, y)| x.is(y));
+        let columns = (shares_k && dq.is_some()).then_some(&mut *k_columns);
+        packer.panels(k, at, keys.clone(), &mut k_panels, columns);
+        packer.panels(v, at, keys.clone(), &mut v_panels, None);
+        if !shares_k && dq.is_some() {
             packer.columns(k_values, at, keys.clone(), &mut k_columns);
         }
         let sums_of = |wanted: bool| vec![0f32; if wanted { panels * PANEL * padded } else { 0 }];
@@ -113,7 +121,8 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
         };
 
         let row_len = (panels + 1) * PANEL;
-        let mut tokens = Scratch::<u32>::new(QUERIES * steps);
+        let mut q_rows = Scratch::<u32>::new(QUERIES * steps);
+        let mut grad_rows = Scratch::<u32>::new(QUERIES * steps);
         let mut q_columns = Scratch::<u32>::new(QUERIES.div_ceil(U::STEP) * padded);
         let mut grad_columns = Scratch::<u32>::new(QUERIES.div_ceil(U::STEP) * padded);
         let mut p = Scratch::<f32>::new(QUERIES * row_len);
@@ -129,10 +138,10 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
             let queries = block.queries.clone();
             let skipped = block.first_key - first_key;
             let panels_from = skipped * steps;
-            packer.rows(q, at, queries.clone(), &mut tokens);
-            block.scores(units, steps, &tokens, &k_panels[panels_from..], &mut p);
-            packer.rows(grad, at, queries.clone(), &mut tokens);
-            block.scores(units, steps, &tokens, &v_panels[panels_from..], &mut ds);
+            packer.rows(q, at, queries.clone(), &mut q_rows);
+            block.scores(units, steps, &q_rows, &k_panels[panels_from..], &mut p);
+            packer.rows(grad, at, queries.clone(), &mut grad_rows);
+            block.scores(units, steps, &grad_rows, &v_panels[panels_from..], &mut ds);
 
             let (stride, width) = (block.stride(), block.panels * PANEL);
             let pair = batch * attention.heads + head;
@@ -150,14 +159,7 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 let dropout = attention.dropout.as_ref();
                 let kept = rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
                 let lse = (!attention.normalizes).then_some(lse[row]);
-                p.gradients(scale, lse, &mut ds, kept);
-                let products = attention.products;
-                if products.grad_inputs && dv.is_some() {
-                    cast_row(products.format, p.values, 1.0, None);
-                }
-                if products.grad_inputs && (dq.is_some() || dk.is_some()) {
-                    cast_row(products.grad_format, ds.values, 1.0, None);
-                }
+                p.gradients(scale, lse, &mut ds, kept, casts);
             }
             let weights_of = |values: &[f32], to: &mut [u32]| {
                 let panel = block.steps::<U>() * PANEL;
@@ -173,13 +175,19 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 }
             };
             if dv.is_some() {
-                packer.columns(grad_values, at, queries.clone(), &mut grad_columns);
+                match shares_grad {
+                    true => packer.columns_of_rows(&grad_rows, block.rows(), &mut grad_columns),
+                    false => packer.columns(grad_values, at, queries.clone(), &mut grad_columns),
+                }
                 weights_of(&p, &mut p_columns);
                 let to = &mut sums.dv[skipped * padded..];
                 block.add_to_keys(units, padded, &p_columns, &grad_columns, to);
             }
             if dk.is_some() {
-                packer.columns(q_values, at, queries.clone(), &mut q_columns);
+                match shares_q {
+                    true => packer.columns_of_rows(&q_rows, block.rows(), &mut q_columns),
+                    false => packer.columns(q_values, at, queries.clone(), &mut q_columns),
+                }
                 weights_of(&ds, &mut ds_columns);
                 let to = &mut sums.dk[skipped * padded..];
                 block.add_to_keys(units, padded, &ds_columns, &q_columns, to);

@@ -4,7 +4,8 @@ use super::super::elements::{Element, for_narrow, storage};
 use super::choose::with_units;
 use super::few::{self, Few};
 use super::forward;
-use super::source::{self, Output, Scales, View, with_views};
+use super::output::{self, Output};
+use super::source::{Scales, View, with_views};
 use crate::base::data::attention::{Attention, CacheSide};
 use crate::base::data::attention_products::Operand;
 use crate::base::error::Result;
@@ -55,7 +56,7 @@ fn run<T: Element>(whole: &Attention, q: View<'_>, caches: &[Cached<'_>]) -> Res
         ..
     } = *whole;
     let in_bf16 = whole.in_bf16(T::DTYPE);
-    let len = source::len(whole, [heads, queries]);
+    let len = output::len(whole, [heads, queries]);
     let mut result = Vec::<T>::with_capacity(len);
     let output = Output::of(&mut result, whole, [heads, queries]);
     with_units!(in_bf16, units => match caches {

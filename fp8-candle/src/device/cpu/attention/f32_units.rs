@@ -41,7 +41,7 @@ impl<K: F32Kernels> Units for F32Units<K> {
     }
 
     fn takes_f32(self, view: &View<'_>) -> bool {
-        !self.round || view.is_bf16()
+        view.rounding().is_none() && (!self.round || view.is_bf16())
     }
 
     fn cells(self, row: &[f32], cells: &mut [u32]) {
@@ -74,6 +74,12 @@ impl<K: F32Kernels> Units for F32Units<K> {
         for (index, x) in x.chunks(PANEL).enumerate() {
             self.cells(x, &mut cells[index * stride..][..PANEL]);
         }
+    }
+
+    fn columns_of_cells(self, x: &[u32], _: &[u32], cells: &mut [u32]) {
+        let (head, tail) = cells.split_at_mut(x.len());
+        head.copy_from_slice(x);
+        tail.fill(0);
     }
 
     fn transpose(self, from: &[u32], stride: usize, to: &mut [u32]) {

@@ -6,9 +6,10 @@
 use super::super::scratch::Scratch;
 use super::block::tiles;
 use super::layout::{PANEL, Panel, Rows, Sums};
+use super::output::Output;
 use super::pack::Packer;
 use super::rows::Row;
-use super::source::{Output, View};
+use super::source::View;
 use super::units::{Units, bits};
 use crate::base::data::attention::Attention;
 use fp8_core::HighPrecision;
@@ -56,7 +57,13 @@ impl<U: Units> Few<'_, U> {
         let mut cells = Scratch::<u32>::new(PANEL * steps);
         for panel in 0..panels {
             let from = first + panel * PANEL;
-            packer.panels(&self.k, self.at, from..end.min(from + PANEL), &mut cells);
+            packer.panels(
+                &self.k,
+                self.at,
+                from..end.min(from + PANEL),
+                &mut cells,
+                None,
+            );
             for tile in tiles(rows, U::ROWS) {
                 let a = Rows {
                     cells: &q_rows[tile.start * steps..],
@@ -85,7 +92,7 @@ impl<U: Units> Few<'_, U> {
             let visible = visible.start.max(first) - first..visible.end.max(first) - first;
             let mut seen = Row::of(scores, &visible);
             if !visible.is_empty() {
-                (_, *total) = seen.exponentials(scale, &[]);
+                (_, *total) = seen.exponentials(scale, &[], None);
             }
             self.units.cells_in_place(scores);
         }

@@ -2,11 +2,12 @@
 
 use super::super::scratch::Scratch;
 use super::block::{Block, QUERIES};
-use super::cast::cast_row;
+use super::cast::RowCast;
 use super::layout::PANEL;
+use super::output::Output;
 use super::pack::Packer;
 use super::rows::{self, Row};
-use super::source::{Output, View};
+use super::source::View;
 use super::split::Split;
 use super::units::{Units, bits};
 use crate::base::data::attention::Attention;
@@ -51,6 +52,8 @@ impl<U: Units> Pass<'_, U> {
     ) {
         let (attention, [q, k, v]) = (self.attention, &self.views);
         let scale = attention.softmax_scale as f32;
+        let products = attention.products;
+        let cast = products.values.then(|| RowCast::new(products.format));
         let mut packer = Packer::new(self.units, attention);
         let (steps, padded) = (packer.steps, packer.padded);
         let keys = split.keys(attention, task);
@@ -58,7 +61,7 @@ impl<U: Units> Pass<'_, U> {
         let at = split.kv_head(task);
         let mut k_panels = Scratch::<u32>::new(panels * PANEL * steps);
         let mut v_columns = Scratch::<u32>::new(keys.len().div_ceil(U::STEP) * padded);
-        packer.panels(k, at, keys.clone(), &mut k_panels);
+        packer.panels(k, at, keys.clone(), &mut k_panels, None);
         packer.columns(v, at, keys.clone(), &mut v_columns);
 
         let mut q_rows = Scratch::<u32>::new(QUERIES * steps);
@@ -86,16 +89,9 @@ impl<U: Units> Pass<'_, U> {
                     let dropout = attention.dropout.as_ref();
                     let kept =
                         rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
-                    let (largest, total) = seen.exponentials(scale, kept);
-                    totals[row] = total;
+                    let (largest, total) = seen.exponentials(scale, kept, cast);
+                    totals[row] = if cast.is_some() { 1.0 } else { total };
                     log[0] = largest + total.ln();
-                    if attention.products.values {
-                        let format = attention.products.format;
-                        // The largest probability is 1 / total, unless it is dropped.
-                        let amax = attention.dropout.is_none().then(|| total.recip());
-                        cast_row(format, seen.values, total.recip(), amax);
-                        totals[row] = 1.0;
-                    }
                 }
                 self.units.cells_in_place(scores);
                 let place = pair * attention.queries + query;

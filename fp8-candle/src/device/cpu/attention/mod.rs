@@ -17,6 +17,7 @@ mod f32_units;
 mod few;
 mod forward;
 mod layout;
+mod output;
 mod pack;
 mod rows;
 mod source;
@@ -24,6 +25,8 @@ mod split;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 mod units;
+#[cfg(target_arch = "x86_64")]
+mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86_units;
 
@@ -37,7 +40,8 @@ use crate::device::backend::FusedAttention;
 use backward::Views;
 use candle_core::{DType, Storage, Tensor};
 use choose::with_units;
-use source::{Output, View, with_views};
+use output::Output;
+use source::{View, with_views};
 
 /// The kernels of this folder.
 pub(crate) struct CpuAttention;
@@ -136,7 +140,7 @@ fn forward<T: Element>(
         ..
     } = *attention;
     let mut lse = vec![0f32; batch * heads * queries];
-    let len = source::len(attention, [heads, queries]);
+    let len = output::len(attention, [heads, queries]);
     let mut result = Vec::<T>::with_capacity(len);
     let output = Output::of(&mut result, attention, [heads, queries]);
     with_units!(in_bf16, units => {
@@ -168,7 +172,7 @@ fn backward<T: Element>(
     }
     let sizes = [[heads, queries], [kv_heads, keys], [kv_heads, keys]];
     let mut results: [Vec<T>; 3] = std::array::from_fn(|i| match wanted[i] {
-        true => Vec::with_capacity(source::len(attention, sizes[i])),
+        true => Vec::with_capacity(output::len(attention, sizes[i])),
         false => Vec::new(),
     });
     let mut outputs = [None, None, None];
@@ -183,7 +187,7 @@ fn backward<T: Element>(
     for (i, mut values) in results.into_iter().enumerate() {
         if wanted[i] {
             // SAFETY: the pass has written every row.
-            unsafe { values.set_len(source::len(attention, sizes[i])) };
+            unsafe { values.set_len(output::len(attention, sizes[i])) };
             gradients[i] = Some(tensor(values, shapes[i.min(1)].as_slice())?);
         }
     }

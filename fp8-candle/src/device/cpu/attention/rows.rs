@@ -3,6 +3,7 @@
 //! Rows are whole chunks of 32 keys, without a remainder, which would cost as much as several chunks. Some of the first and of
 //! the last keys may be hidden.
 
+use super::cast::{RowCast, amax};
 use super::layout::PANEL;
 use crate::base::data::attention::Dropout;
 use crate::base::math::{Real, max, sum, sum2};
@@ -55,13 +56,29 @@ impl<'a> Row<'a> {
 
     /// Turns dot products `x` into `exp(scale * x - largest)`, then drops out by `factors`. Returns the largest, and the sum
     /// before dropout. At least one key is visible.
-    pub(super) fn exponentials(&mut self, scale: f32, factors: &[f32]) -> (f32, f32) {
+    ///
+    /// With a cast they become the values of the codes of the probabilities instead, which are `exp(..)` over the sum.
+    pub(super) fn exponentials(
+        &mut self,
+        scale: f32,
+        factors: &[f32],
+        cast: Option<RowCast>,
+    ) -> (f32, f32) {
         simd(
             #[inline(always)]
             || {
                 let largest = self.exp(scale, |row| max(row, |x| x * scale));
                 let total = sum(self.values, |x| x);
                 drop_out(self.values, factors);
+                if let Some(cast) = cast {
+                    // The largest exponential is 1, unless it is dropped. Products with a positive factor have the order of the values.
+                    let factor = total.recip();
+                    let amax = match factors.is_empty() {
+                        true => factor,
+                        false => amax(self.values) * factor,
+                    };
+                    cast.apply(self.values, factor, amax);
+                }
                 (largest, total)
             },
         )
@@ -69,12 +86,15 @@ impl<'a> Row<'a> {
 
     /// Turns dot products into probabilities after dropout, by the log-sum-exp (`None`: by that of these dot products), and `gradients`
     /// of these into gradients of the dot products, without the scale. At least one key is visible.
+    ///
+    /// With casts, both become the values of their codes.
     pub(super) fn gradients(
         &mut self,
         scale: f32,
         lse: Option<f32>,
         gradients: &mut Row<'_>,
         factors: &[f32],
+        casts: Option<[RowCast; 2]>,
     ) {
         simd(
             #[inline(always)]
@@ -94,16 +114,16 @@ impl<'a> Row<'a> {
                 gradients.fill(0.0);
                 drop_out(gradients.values, factors);
                 let delta = sum2(self.values, gradients.values, |p, dp| p * dp);
-                let (p, _) = self.values.as_chunks::<PANEL>();
-                let (dp, _) = gradients.values.as_chunks_mut::<PANEL>();
-                for (dp, p) in dp.iter_mut().zip(p) {
-                    for (dp, &p) in dp.iter_mut().zip(p) {
-                        *dp = p * (*dp - delta);
-                    }
+                for (dp, &p) in gradients.values.iter_mut().zip(&*self.values) {
+                    *dp = p * (*dp - delta);
                 }
                 // Zero times NaN is not 0.
                 gradients.fill(0.0);
                 drop_out(self.values, factors);
+                if let Some([cast, grad_cast]) = casts {
+                    cast.apply(self.values, 1.0, amax(self.values));
+                    grad_cast.apply(gradients.values, 1.0, amax(gradients.values));
+                }
             },
         );
     }

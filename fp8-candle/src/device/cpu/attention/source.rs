@@ -1,15 +1,12 @@
-//! Rows of tensors: inputs of any strides with neighbouring features, and outputs.
+//! Rows of tensors of any strides with neighbouring features.
 
 use crate::base::check::narrow_error;
 use crate::base::data::attention::Attention;
 use crate::base::data::attention_products::Operand;
 use crate::base::error::{Result, internal};
-use crate::base::parallel::shared::Shared;
-use crate::base::simd::simd;
 use candle_core::{CpuStorage, Layout, Storage};
 use fp8_core::{Format, HighPrecision};
 use half::{bf16, f16};
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Values in memory.
@@ -38,6 +35,19 @@ pub(super) enum Scales<'a> {
     Rows(&'a [f32]),
 }
 
+/// Codes of consecutive tokens of one head.
+#[derive(Clone, Copy)]
+#[cfg(target_arch = "x86_64")]
+pub(super) struct CodeRows<'a> {
+    pub(super) count: usize,
+    pub(super) features: usize,
+    pub(super) codes: &'a [u8],
+    /// From one row to the next.
+    pub(super) stride: usize,
+    pub(super) dequant_scales: &'a [f32],
+    pub(super) scale_stride: usize,
+}
+
 /// A tensor of batch entries, heads, tokens and features, in the layout of a call.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
@@ -45,6 +55,8 @@ pub(super) struct View<'a> {
     /// Strides of batch entries, heads and tokens.
     strides: [usize; 3],
     features: usize,
+    /// Packing turns each row of features into the values of its codes in this format.
+    rounding: Option<Format>,
 }
 
 /// Consecutive tokens of one head in f32.
@@ -56,6 +68,20 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub(super) fn new(values: &'a [f32], stride: usize, features: usize) -> Self {
+        Self {
+            values,
+            stride,
+            features,
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn features(&self) -> usize {
+        self.features
+    }
+
     pub(super) fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.stride..][..self.features]
     }
@@ -73,17 +99,19 @@ pub(super) fn with_views<const N: usize, Out>(
     f: impl FnOnce([View<'_>; N]) -> Result<Out>,
 ) -> Result<Out> {
     let tensors = operands.map(|operand| match operand {
-        Operand::Values(x) | Operand::Codes { codes: x, .. } => match x.stride() {
-            [.., last] if *last == 1 || attention.head_dim == 1 => Ok(x.clone()),
-            _ => x.contiguous(),
-        },
+        Operand::Values(x) | Operand::Rounded(x, _) | Operand::Codes { codes: x, .. } => {
+            match x.stride() {
+                [.., last] if *last == 1 || attention.head_dim == 1 => Ok(x.clone()),
+                _ => x.contiguous(),
+            }
+        }
     });
     let tensors = tensors
         .into_iter()
         .collect::<candle_core::Result<Vec<_>>>()?;
     let guards: Vec<_> = tensors.iter().map(|x| x.storage_and_layout()).collect();
     let scales = operands.map(|operand| match operand {
-        Operand::Values(_) => None,
+        Operand::Values(_) | Operand::Rounded(..) => None,
         Operand::Codes {
             dequant_scale,
             format,
@@ -91,7 +119,7 @@ pub(super) fn with_views<const N: usize, Out>(
         } => Some((dequant_scale.storage_and_layout().0, format)),
     });
     let mut views = Vec::with_capacity(N);
-    for ((storage, layout), scales) in guards.iter().zip(&scales) {
+    for (((storage, layout), scales), operand) in guards.iter().zip(&scales).zip(operands) {
         let fp8 = match scales {
             None => None,
             Some((storage, format)) => match &**storage {
@@ -99,7 +127,14 @@ pub(super) fn with_views<const N: usize, Out>(
                 _ => internal!("scales of attention that are not f32 in host memory"),
             },
         };
-        views.push(View::new(attention, storage, layout, fp8)?);
+        let rounding = match operand {
+            Operand::Rounded(_, format) => Some(format),
+            _ => None,
+        };
+        views.push(View {
+            rounding,
+            ..View::new(attention, storage, layout, fp8)?
+        });
     }
     match <[View<'_>; N]>::try_from(views) {
         Ok(views) => f(views),
@@ -152,6 +187,7 @@ impl<'a> View<'a> {
             values,
             strides: outer_strides(attention, layout.stride()),
             features: attention.head_dim,
+            rounding: None,
         })
     }
 
@@ -195,6 +231,50 @@ impl<'a> View<'a> {
         matches!(self.values, Values::BF16(_))
     }
 
+    /// The rows of `tokens` and their format, if the tensor holds codes.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn code_rows(
+        &self,
+        at: [usize; 2],
+        tokens: Range<usize>,
+    ) -> Option<(Format, CodeRows<'a>)> {
+        let Values::Codes(codes) = self.values else {
+            return None;
+        };
+        let (features, stride) = (self.features, self.strides[2]);
+        let start = self.start(at, tokens.start);
+        let (dequant_scales, scale_stride) = match codes.dequant_scales {
+            Scales::Heads(scales) => (&scales[at[1]..], 0),
+            Scales::Rows(scales) => (&scales[start / features..], stride / features),
+        };
+        let rows = CodeRows {
+            count: tokens.len(),
+            features,
+            codes: &codes.codes[start..],
+            stride,
+            dequant_scales,
+            scale_stride,
+        };
+        Some((codes.format, rows))
+    }
+
+    /// Whether both are the same part of the same memory.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let is_same = match (self.values, other.values) {
+            (Values::F32(x), Values::F32(y)) => std::ptr::eq(x, y),
+            (Values::BF16(x), Values::BF16(y)) => std::ptr::eq(x, y),
+            (Values::F16(x), Values::F16(y)) => std::ptr::eq(x, y),
+            (Values::Codes(x), Values::Codes(y)) => std::ptr::eq(x.codes, y.codes),
+            _ => false,
+        };
+        is_same && self.strides == other.strides && self.rounding == other.rounding
+    }
+
+    /// The format to whose values packing rounds.
+    pub(super) fn rounding(&self) -> Option<Format> {
+        self.rounding
+    }
+
     /// Features of a token.
     pub(super) fn features(&self) -> usize {
         self.features
@@ -207,6 +287,7 @@ impl<'a> View<'a> {
     }
 
     /// The rows of `tokens` as pairs of bf16, each so far from the next, if the tensor holds bf16 in whole and aligned pairs.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn bf16_pairs(
         &self,
         at: [usize; 2],
@@ -214,7 +295,11 @@ impl<'a> View<'a> {
     ) -> Option<(&'a [u32], usize)> {
         let stride = self.strides[2];
         match self.values {
-            Values::BF16(values) if self.features.is_multiple_of(2) && stride.is_multiple_of(2) => {
+            Values::BF16(values)
+                if self.rounding.is_none()
+                    && self.features.is_multiple_of(2)
+                    && stride.is_multiple_of(2) =>
+            {
                 let values = &values[self.start(at, tokens.start)..];
                 // SAFETY: both types are plain numbers, and the middle part is aligned.
                 let (before, pairs, _) = unsafe { values.align_to::<u32>() };
@@ -263,71 +348,5 @@ fn widen_rows<T: HighPrecision>(
 ) {
     for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
         fp8_core::widen(&values[row * stride..][..features], to);
-    }
-}
-
-/// A contiguous result whose rows are written by different tasks.
-pub(super) struct Output<'a, T> {
-    values: Shared<'a, MaybeUninit<T>>,
-    strides: [usize; 3],
-    features: usize,
-}
-
-impl<T> Clone for Output<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Output<'_, T> {}
-
-impl<T: HighPrecision> Output<'_, T> {
-    /// Writes `factor * row`, rounded once, or zeros if `row` is empty. Negative zeros become positive: which of both a sum of
-    /// zeros is may depend on terms of 0 that hidden keys add.
-    ///
-    /// # Safety
-    /// No other task may write this row.
-    pub(super) unsafe fn write(&self, at: [usize; 3], row: &[f32], factor: f32) {
-        let start: usize = at.iter().zip(self.strides).map(|(at, by)| at * by).sum();
-        // SAFETY: the rows are disjoint; the caller guarantees the rest.
-        let to = unsafe { self.values.part(start..start + self.features) };
-        if row.is_empty() {
-            to.fill(MaybeUninit::new(T::from_f32(0.0)));
-            return;
-        }
-        simd(
-            #[inline(always)]
-            || {
-                for (to, &x) in to.iter_mut().zip(row) {
-                    to.write(T::from_f32(x * factor + 0.0));
-                }
-            },
-        );
-    }
-}
-
-/// Elements of a result with this many heads and tokens.
-pub(super) fn len(attention: &Attention, [heads, tokens]: [usize; 2]) -> usize {
-    attention.batch * heads * tokens * attention.head_dim
-}
-
-impl<'a, T> Output<'a, T> {
-    /// The spare capacity of `values`, which has room for this many heads and tokens.
-    pub(super) fn of(
-        values: &'a mut Vec<T>,
-        attention: &Attention,
-        [heads, tokens]: [usize; 2],
-    ) -> Self {
-        let features = attention.head_dim;
-        let strides = match attention.tokens_first {
-            true => [heads * tokens * features, features, heads * features],
-            false => [heads * tokens * features, tokens * features, features],
-        };
-        let len = len(attention, [heads, tokens]);
-        Self {
-            values: Shared::new(&mut values.spare_capacity_mut()[..len]),
-            strides,
-            features,
-        }
     }
 }

@@ -5,8 +5,9 @@
 //! of each column per step.
 
 use super::super::scratch::Plain;
+use super::cast::RowCast;
 use super::layout::{Panel, Rows, Sums};
-use super::source::View;
+use super::source::{Tokens, View};
 use std::ops::Range;
 
 /// Kernels of a processor. Holding units is proof that it has their instructions.
@@ -33,6 +34,23 @@ pub(super) trait Units: Copy + Send + Sync {
         None
     }
 
+    /// Writes tokens of a head as rows of cells, one behind the other, if the tensor holds FP8 codes and these units decode such codes
+    /// to cells at once.
+    fn decode_pairs(
+        self,
+        _: &View<'_>,
+        _at: [usize; 2],
+        _tokens: Range<usize>,
+        _to: &mut [u32],
+    ) -> bool {
+        false
+    }
+
+    /// Writes rows of values as rows of cells of the values of their codes, if these units do that at once.
+    fn round_to_pairs(self, _: RowCast, _: Tokens<'_>, _to: &mut [u32]) -> bool {
+        false
+    }
+
     /// Cells of neighbours of a row; zeros follow its end.
     fn cells(self, row: &[f32], cells: &mut [u32]);
 
@@ -42,6 +60,9 @@ pub(super) trait Units: Copy + Send + Sync {
     /// Cells of neighbouring rows, `x` and, if cells are pairs, `y`; zeros follow the ends of both. Chunks of 32 cells are
     /// `stride` apart.
     fn columns(self, x: &[f32], y: &[f32], cells: &mut [u32], stride: usize);
+
+    /// [`Units::columns`] of rows whose cells are given; `cells` are whole chunks of 32, one behind the other.
+    fn columns_of_cells(self, x: &[u32], y: &[u32], cells: &mut [u32]);
 
     /// The transpose of 32 rows of cells that are `stride` apart: `to[step * 32 + row]`, as many steps as `to` holds.
     fn transpose(self, from: &[u32], stride: usize, to: &mut [u32]);

@@ -1,11 +1,13 @@
 //! The units of x86: pairs of bf16, and f32 in vectors of 512 and 256 bits.
 
 use super::super::gemm::transpose_16;
+use super::cast::RowCast;
 use super::f32_units::{F32Kernels, F32Units, transpose_from};
 use super::layout::{PANEL, Panel, Rows, Sums};
-use super::source::View;
+use super::source::{Tokens, View};
 use super::tile;
 use super::units::Units;
+use super::words::{self, Table};
 use fp8_core::{Isa, IsaLevel};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -43,6 +45,25 @@ impl Units for Bf16Units {
         view.bf16_pairs(at, tokens)
     }
 
+    fn decode_pairs(
+        self,
+        view: &View<'_>,
+        at: [usize; 2],
+        tokens: Range<usize>,
+        to: &mut [u32],
+    ) -> bool {
+        let Some((format, rows)) = view.code_rows(at, tokens) else {
+            return false;
+        };
+        // SAFETY: as above.
+        Table::of(format).is_some_and(|table| unsafe { words::decode(table, rows, to) })
+    }
+
+    fn round_to_pairs(self, cast: RowCast, rows: Tokens<'_>, to: &mut [u32]) -> bool {
+        // SAFETY: as above.
+        unsafe { words::round(cast, rows, to) }
+    }
+
     fn cells(self, row: &[f32], cells: &mut [u32]) {
         // SAFETY: as above.
         unsafe { bf16_cells(row, cells) }
@@ -56,6 +77,11 @@ impl Units for Bf16Units {
     fn columns(self, x: &[f32], y: &[f32], cells: &mut [u32], stride: usize) {
         // SAFETY: as above.
         unsafe { bf16_columns(x, y, cells, stride) }
+    }
+
+    fn columns_of_cells(self, x: &[u32], y: &[u32], cells: &mut [u32]) {
+        // SAFETY: as above.
+        unsafe { words::columns(x, y, cells) }
     }
 
     fn transpose(self, from: &[u32], stride: usize, to: &mut [u32]) {
