@@ -203,6 +203,16 @@ extern "C" __global__ void fp8_adamw_sum(const double* partials, uint64_t count,
 }
 
 // One thread: coefficients that the host has decided on, as the bits of f64s.
+// Writes words that the launch carries, so that a graph needs nothing of the host's memory.
+extern "C" __global__ void fp8_adamw_words(uint64_t* to, uint64_t count, uint64_t w0, uint64_t w1, uint64_t w2, uint64_t w3,
+                                           uint64_t w4, uint64_t w5, uint64_t w6, uint64_t w7, uint64_t w8, uint64_t w9,
+                                           uint64_t w10, uint64_t w11, uint64_t w12, uint64_t w13, uint64_t w14, uint64_t w15) {
+  const uint64_t words[16] = {w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15};
+#pragma unroll
+  for (int i = 0; i < 16; i++)
+    if (threadIdx.x == i && i < count) to[i] = words[i];
+}
+
 extern "C" __global__ void fp8_adamw_coefficients(Control* control, uint64_t lr, uint64_t beta1, uint64_t beta2,
                                                   uint64_t eps, uint64_t decay, uint64_t correction1,
                                                   uint64_t correction2, uint64_t clip) {

@@ -47,7 +47,7 @@ struct Problem {
 // D elements, whose 16-byte chunks are permuted by row so that no access of a warp has bank conflicts.
 template <class T> struct Fragments {
   static_assert(sizeof(T) == 2, "bf16 or f16");
-  struct A {
+  struct __align__(16) A {
     uint32_t r[4];
   };
   struct B {
@@ -199,12 +199,13 @@ template <> struct Fragments<float> {
   }
 };
 
-// Starts copying rows `first`.. of `x` into a tile of ROWS rows of D; elements beyond `rows` and `head_dim` become 0.
-template <int D, int ROWS, class T>
+// Starts copying rows `first`.. of `x` into a tile of ROWS rows of D, by a block of THREADS threads; elements beyond `rows` and
+// `head_dim` become 0.
+template <int D, int ROWS, int THREADS = ATTENTION_THREADS, class T>
 __device__ __forceinline__ void copy_tile(T* tile, const Heads<const T>& x, int first, int rows, int head_dim) {
-  constexpr int PER_CHUNK = 16 / sizeof(T), CHUNKS = D / PER_CHUNK, STRIDE = ATTENTION_THREADS / CHUNKS;
+  constexpr int PER_CHUNK = 16 / sizeof(T), CHUNKS = D / PER_CHUNK, STRIDE = THREADS / CHUNKS;
   static_assert(ROWS % STRIDE == 0, "whole passes");
-  const int chunk = threadIdx.x % CHUNKS, offset = threadIdx.x / CHUNKS;
+  const int thread = recomputed(threadIdx.x), chunk = thread % CHUNKS, offset = thread / CHUNKS;
   const int left = chunk * PER_CHUNK < head_dim ? rows - first - offset : 0;
   const T* source = x.row(first + offset) + chunk * PER_CHUNK;
 #pragma unroll
@@ -224,26 +225,69 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&d)[M][N][4
       for (int e = 0; e < 4; e++) d[m][n][e] = 0.0f;
 }
 
-// d = a b^T: rows `row`.. (16 M of them) of tile `a`, all 8 N rows of tile `b`, summed over D columns. UNROLL: as
-// many steps of the sum as the registers of the caller allow.
-template <int D, int UNROLL, class T, int M, int N>
-__device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const T* a, int row, const T* b) {
+// The left operand of products that sum over D columns: 16 M rows of a tile from `row` on. Held in registers, which then are read
+// from shared memory once, or read again for each product.
+template <class T, int D, int M, bool HELD> struct Left {
+  using A = typename Fragments<T>::A;
+  A held[HELD ? D / 16 : 1][M];
+  const T* tile;
+  int row;
+
+  __device__ __forceinline__ Left(const T* tile, int row) : tile(tile), row(row) {
+    if constexpr (HELD) {
+#pragma unroll
+      for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int m = 0; m < M; m++) held[k][m] = Fragments<T>::template load_a<D>(tile, row + 16 * m, 16 * k);
+    }
+  }
+
+  // Columns 16 k and the next 15. Where it is held, `k` must be known when the code is compiled.
+  __device__ __forceinline__ void at(A (&a)[M], int k) const {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+      if constexpr (HELD) a[m] = held[k][m];
+      else a[m] = Fragments<T>::template load_a<D>(tile, row + 16 * m, 16 * k);
+  }
+};
+
+// d = a b^T: the rows of `a` times all 8 N rows of tile `b`, summed over D columns. UNROLL: as many steps of the sum as the
+// registers of the caller allow.
+template <int D, int UNROLL, class T, int M, int N, bool HELD>
+__device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const Left<T, D, M, HELD>& a, const T* b) {
   using F = Fragments<T>;
+  static_assert(!HELD || UNROLL == D / 16, "registers have no index at run time");
   clear(d);
 #pragma unroll UNROLL
-  for (int k = 0; k < D; k += 16) {
+  for (int k = 0; k < D / 16; k++) {
     typename F::A left[M];
-#pragma unroll
-    for (int m = 0; m < M; m++) left[m] = F::template load_a<D>(a, row + 16 * m, k);
+    a.at(left, k);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       typename F::B right[2];
-      F::template load_b<D>(right, b, 8 * n, k);
+      F::template load_b<D>(right, b, 8 * n, 16 * k);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         F::mma(d[m][n], left[m], right[0]);
         F::mma(d[m][n + 1], left[m], right[1]);
       }
+    }
+  }
+}
+
+// d += left b: left [16 M, 16], b rows `row` to `row` + 15 and columns from `col` on, as many as `d` has, of a tile of rows of D.
+template <int D, class T, int M, int N>
+__device__ __forceinline__ void multiply_step(float (&d)[M][N][4], const typename Fragments<T>::A (&left)[M], const T* b,
+                                              int row, int col) {
+  using F = Fragments<T>;
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    typename F::B right[2];
+    F::template load_b_trans<D>(right, b, col + 8 * n, row);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      F::mma(d[m][n], left[m], right[0]);
+      F::mma(d[m][n + 1], left[m], right[1]);
     }
   }
 }
@@ -257,16 +301,7 @@ __device__ __forceinline__ void multiply_results(float (&d)[M][D / 8][4], const 
     typename F::A left[M];
 #pragma unroll
     for (int m = 0; m < M; m++) left[m] = F::from_results(p[m][k], p[m][k + 1]);
-#pragma unroll
-    for (int n = 0; n < D / 8; n += 2) {
-      typename F::B right[2];
-      F::template load_b_trans<D>(right, b, 8 * n, 8 * k);
-#pragma unroll
-      for (int m = 0; m < M; m++) {
-        F::mma(d[m][n], left[m], right[0]);
-        F::mma(d[m][n + 1], left[m], right[1]);
-      }
-    }
+    multiply_step<D>(d, left, b, 8 * k, 0);
   }
 }
 

@@ -2,9 +2,11 @@
 #include "attention.cuh"
 
 // Shared memory: a tile of queries, two stages of a tile of keys and a tile of values.
-template <class T> struct ForwardTiles {
+template <class T, int D> struct ForwardTiles {
   // [16, ..] results per warp, queries per block, keys per step.
   static constexpr int M = sizeof(T) == 2 ? 2 : 1, QUERIES = 16 * M * ATTENTION_WARPS, KEYS = sizeof(T) == 2 ? 64 : 32;
+  // Whether there are registers for the queries beside results and probabilities.
+  static constexpr bool HELD = sizeof(T) == 2 && D == 64;
 };
 
 // A block per tile of queries and head. `softmax_scale_log2`: softmax_scale * log2(e). `lse` [batch, heads,
@@ -14,7 +16,8 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
                                                   const Heads<const T>& all_v, const Heads<T>& all_out,
                                                   float* __restrict__ all_lse, const Problem& problem,
                                                   float softmax_scale_log2) {
-  constexpr int M = ForwardTiles<T>::M, QUERIES = ForwardTiles<T>::QUERIES, KEYS = ForwardTiles<T>::KEYS, N = KEYS / 8;
+  using Tiles = ForwardTiles<T, D>;
+  constexpr int M = Tiles::M, QUERIES = Tiles::QUERIES, KEYS = Tiles::KEYS, N = KEYS / 8;
   // Tiles are read 16 bytes at a time, eight rows of which make 128.
   extern __shared__ __align__(128) uint8_t shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);
@@ -47,6 +50,11 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
 #pragma unroll
     for (int half = 0; half < 2; half++) largest[m][half] = -INFINITY, sum[m][half] = 0.0f;
 
+  if (Tiles::HELD) {
+    cp_async_wait<0>();
+    __syncthreads();
+  }
+  const Left<T, D, M, Tiles::HELD> q(q_tile, row);
   for (int step = 0; step < steps; step++) {
     cp_async_wait<0>();
     // This stage is loaded, and nothing reads the other one any more.
@@ -55,7 +63,7 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
     const T* const stage = stages + (step & 1) * 2 * KEYS * D;
 
     float p[M][N][4];
-    multiply_rows<D, D / 16>(p, q_tile, row, stage);
+    multiply_rows<D, D / 16>(p, q, stage);
     const bool masked = (step + 1) * KEYS > problem.visible(first + row);
 #pragma unroll
     for (int m = 0; m < M; m++) {

@@ -9,6 +9,7 @@
 
 #include "fp8_on_cpu_ptx.h"
 
+__device__ __forceinline__ int recomputed(int x) { return x; }
 __device__ __forceinline__ float exp2_approximate(float x) { return exp2f(x); }
 __device__ __forceinline__ float reciprocal_approximate(float x) { return 1.0f / x; }
 
@@ -80,6 +81,12 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 // Waits until at most the latest N groups of this thread are pending.
 template <int N> __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// `x`. What follows from it is computed where it is used, and not before a loop, where it would need registers all the time.
+__device__ __forceinline__ int recomputed(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // 2^x within 2 ulp; results below the normal range are 0.

@@ -14,6 +14,8 @@ mod layers;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod optim;
+#[cfg(feature = "cuda")]
+mod recorded;
 
 pub use base::error::{Error, Result};
 pub use base::{parallel, profile};
@@ -36,6 +38,8 @@ pub use layers::linear::{
 };
 pub use layers::{InputScaling, StaticWeight, conv, linear};
 pub use ops::fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
+#[cfg(feature = "cuda")]
+pub use recorded::RecordedStep;
 
 use candle_core::{Device, Tensor};
 

@@ -1,8 +1,8 @@
 //! Which random bits a stochastic cast rounds with.
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::cast::state::Slot;
-use crate::device::backend;
+use crate::device::{backend, is_recorded};
 use candle_core::Tensor;
 use fp8_core::StochasticKey;
 
@@ -52,6 +52,11 @@ impl Stochastic {
 
     /// The key of a cast of `x`.
     pub(crate) fn key(&self, x: &Tensor) -> Result<StochasticKey> {
+        if is_recorded(x.device()) {
+            return Err(Error::NotRecordable(
+                "stochastic casts count their draws on the host, so each run would round with the same bits".into(),
+            ));
+        }
         let seed = match self.draw {
             Draw::Next { micro_batch } => {
                 return Ok(self.slot.next_stochastic_key(self.seed, micro_batch));

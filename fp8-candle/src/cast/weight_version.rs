@@ -10,11 +10,25 @@ use crate::base::sync::lock;
 use crate::cast::state::StateTable;
 use crate::device::fingerprint as fingerprint_of;
 use candle_core::{DType, Tensor, TensorId};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(None);
+
+thread_local! {
+    /// The changes that this thread announces, while somebody listens.
+    static ANNOUNCED: RefCell<Option<Vec<WeightVersion>>> = const { RefCell::new(None) };
+}
+
+/// What `f` returns, and the versions whose change it has announced on this thread.
+#[cfg(feature = "cuda")]
+pub(crate) fn changes_of<R>(f: impl FnOnce() -> R) -> (R, Vec<WeightVersion>) {
+    ANNOUNCED.set(Some(vec![]));
+    let result = f();
+    (result, ANNOUNCED.take().unwrap_or_default())
+}
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -52,6 +66,11 @@ impl WeightVersion {
     /// Announces a change. The first announcement is also a promise to announce all later ones.
     pub fn announce_change(&self) {
         self.0.version.fetch_add(1, Ordering::AcqRel);
+        ANNOUNCED.with_borrow_mut(|announced| {
+            if let Some(announced) = announced {
+                announced.push(self.clone());
+            }
+        });
     }
 
     /// Notes that the tensor is a parameter of the model of `table`; forgotten when all clones of this version are dropped.

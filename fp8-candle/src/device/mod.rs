@@ -57,6 +57,15 @@ pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
     }
 }
 
+/// Whether what `device` is asked to do now is recorded, to be done again and again, instead of done once.
+pub(crate) fn is_recorded(device: &Device) -> bool {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::recording::is_recorded(cuda.id()),
+        _ => false,
+    }
+}
+
 /// How `device` unfolds images: with its own kernels, or composed of candle's operations.
 pub(crate) fn unfolding(device: &Device) -> &'static dyn Unfolding {
     match device {

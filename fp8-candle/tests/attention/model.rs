@@ -147,7 +147,8 @@ impl Attention {
         if self.products.grad_inputs {
             return softmax_gradient(p, &dp, 1.0);
         }
-        if !on_cuda() {
+        // Attention with FP8 products is composed on every device.
+        if !on_cuda() || self.products.any() {
             return softmax_gradient(p, &dp, self.softmax_scale);
         }
         // From the stored result: sum(p * dp) = sum(y * grad).

@@ -1,5 +1,6 @@
 //! The CUDA kernels of the differentiable building blocks against the CPU: results and gradients for the same arguments.
 
+mod exact_attention;
 mod special;
 
 use candle_core::{DType, Device, Tensor, Var};

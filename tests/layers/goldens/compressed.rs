@@ -8,7 +8,7 @@ use fp8::fp8_core::{Cast, Format};
 use fp8::load;
 use fp8::nn::{InputScaling, Linear, linear_no_bias};
 use fp8_test_support::rounding::product_bound;
-use fp8_test_support::{device, flat64, golden, normal, sqnr};
+use fp8_test_support::{device, flat64, golden, normal, on_cuda, sqnr};
 use safetensors::SafeTensors;
 use std::collections::HashMap;
 
@@ -284,7 +284,10 @@ fn compressed_tensors_llama() -> Result<()> {
             println!(
                 "{name} by {builder}: {to_fp8:.1} dB to the peer's FP8, {to_f32:.1} dB to f32"
             );
-            assert!(to_fp8 >= 120., "{name} by {builder}: {to_fp8:.1} dB");
+            // FP8 tensor cores keep 14 bits of a sum, so where a sum is the input of the next cast, some codes are neighbours of the
+            // peer's. If casts had nothing in common, both results would have errors of their own, twice the power of one.
+            let least = if on_cuda() { to_f32 - 3.1 } else { 120. };
+            assert!(to_fp8 >= least, "{name} by {builder}: {to_fp8:.1} dB");
             assert!(
                 (18. ..30.).contains(&to_f32),
                 "{name} by {builder}: {to_f32:.1} dB to f32"

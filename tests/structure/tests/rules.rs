@@ -24,7 +24,9 @@ const CRATES: &[(&str, &str)] = &[
 const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-candle/src",
-        &["base", "device", "cast", "graph", "ops", "layers", "optim"],
+        &[
+            "base", "device", "cast", "graph", "ops", "layers", "optim", "recorded",
+        ],
     ),
     (
         "fp8-ranks/src",

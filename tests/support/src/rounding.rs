@@ -87,6 +87,23 @@ pub fn two_products(lens: &[usize]) -> f64 {
     }
 }
 
+/// The least signal to noise, in dB, between two results of an FP8 product in f32 that differ in the order of `count` sums of `len`
+/// terms each, computed by FP8 tensor cores without fast accumulation.
+///
+/// As in [`tensor_core_bound`], a step adds 32 products and the sum so far, 33 values, of each of which up to `2^-13` of the largest
+/// is dropped; the mean square of what is dropped is a third of that squared. After 128 terms the sum goes to f32, whose roundings
+/// are nothing beside this, and the next begins at 0. With random signs and products of the mean square `p`, the sum so far has
+/// the mean square `32 j p` in step `j` of such a stretch, and the square of the largest product is at most the sum of 32
+/// squares: the largest of both has at most `(16 + s / 2) p` over the steps of a stretch of `s` terms, whose sum has `s p`. So the
+/// noise is at most `33 / 32 / 3 * 2^-26 * (16 + s / 2)` of the signal, twice that between two results; for the chance in mean
+/// squares see [`least_sqnr`].
+pub fn least_sqnr_of_tensor_cores(len: usize, count: usize) -> f64 {
+    let stretch = len.min(128) as f64;
+    let share = 33. / 32. / 3. * 2f64.powi(-26) * (16. + stretch / 2.);
+    let chance = 1. + 4. * (4. / count as f64).sqrt();
+    -10. * (chance * 2. * share).log10()
+}
+
 /// The least signal to noise, in dB, of so many sums of products of values cast to these formats, one for each operand.
 ///
 /// Values are uniform between their amax and its negative, and the amax is scaled to the largest code, 1.75 times a power of

@@ -57,29 +57,7 @@ size_t extent(int64_t rows, int64_t cols, int64_t ld, int64_t stride, int64_t ba
   return ((batch - 1) * std::max<int64_t>(stride, 0) + (cols - 1) * ld + rows) * size_of(type);
 }
 
-Status run(const Product& p) {
-  if (tracing())
-    fprintf(stderr, "cuda-on-cpu: %s %c%c m %ld n %ld k %ld lda %ld ldb %ld ldc %ld %s -> %s batch %ld\n", p.call,
-            "NTC"[p.transa], "NTC"[p.transb], p.m, p.n, p.k, p.lda, p.ldb, p.ldc, type_name(p.a_type), type_name(p.c_type),
-            p.batch);
-  int64_t a_rows = p.transa ? p.k : p.m, a_cols = p.transa ? p.m : p.k, b_rows = p.transb ? p.n : p.k,
-          b_cols = p.transb ? p.k : p.n;
-  if (p.m < 0 || p.n < 0 || p.k < 0 || p.batch < 0) return refuse(kInvalidValue, p.call, "a negative dimension");
-  if (p.lda < std::max<int64_t>(1, a_rows) || p.ldb < std::max<int64_t>(1, b_rows) || p.ldc < std::max<int64_t>(1, p.m))
-    return refuse(kInvalidValue, p.call, "a leading dimension is too small");
-  if (!supported(p))
-    return refuse(kNotSupported, p.call, "types %s, %s -> %s, compute type %d", type_name(p.a_type), type_name(p.b_type),
-                  type_name(p.c_type), p.compute);
-  if (p.m == 0 || p.n == 0 || p.batch == 0) return kSuccess;
-  if (!in_device_memory(p.a, extent(a_rows, a_cols, p.lda, p.stride_a, p.batch, p.a_type)) ||
-      !in_device_memory(p.b, extent(b_rows, b_cols, p.ldb, p.stride_b, p.batch, p.b_type)) ||
-      !in_device_memory(p.c, extent(p.m, p.n, p.ldc, p.stride_c, p.batch, p.c_type))) {
-    fprintf(stderr, "cuda-on-cpu: %s: an operand reaches outside of its allocation\n", p.call);
-    return kExecutionFailed;
-  }
-  int scale_type = p.a_type == kF64 ? kF64 : p.compute == kCompute16F || p.compute == kCompute16FPedantic ? kF16 : kF32;
-  double alpha = load(p.alpha, scale_type, 0), beta = load(p.beta, scale_type, 0);
-
+void compute(const Product& p, double alpha, double beta) {
   auto batches = [&](int64_t first, int64_t last) {
     std::vector<float> sums(p.a_type == kF64 ? 0 : p.m * p.n);
     std::vector<double> double_sums(p.a_type == kF64 ? p.m * p.n : 0);
@@ -103,6 +81,33 @@ Status run(const Product& p) {
   bool worth_it = p.batch > 1 && work < 2e6 && work * p.batch > 2e6;
   share(p.batch, 1, worth_it, [](void* f, int64_t i, int64_t j) { (*static_cast<decltype(batches)*>(f))(i, j); }, &batches);
   check_guards(p.call);
+}
+
+Status run(void* handle, const Product& p) {
+  if (tracing())
+    fprintf(stderr, "cuda-on-cpu: %s %c%c m %ld n %ld k %ld lda %ld ldb %ld ldc %ld %s -> %s batch %ld\n", p.call,
+            "NTC"[p.transa], "NTC"[p.transb], p.m, p.n, p.k, p.lda, p.ldb, p.ldc, type_name(p.a_type), type_name(p.c_type),
+            p.batch);
+  int64_t a_rows = p.transa ? p.k : p.m, a_cols = p.transa ? p.m : p.k, b_rows = p.transb ? p.n : p.k,
+          b_cols = p.transb ? p.k : p.n;
+  if (p.m < 0 || p.n < 0 || p.k < 0 || p.batch < 0) return refuse(kInvalidValue, p.call, "a negative dimension");
+  if (p.lda < std::max<int64_t>(1, a_rows) || p.ldb < std::max<int64_t>(1, b_rows) || p.ldc < std::max<int64_t>(1, p.m))
+    return refuse(kInvalidValue, p.call, "a leading dimension is too small");
+  if (!supported(p))
+    return refuse(kNotSupported, p.call, "types %s, %s -> %s, compute type %d", type_name(p.a_type), type_name(p.b_type),
+                  type_name(p.c_type), p.compute);
+  if (p.m == 0 || p.n == 0 || p.batch == 0) return kSuccess;
+  if (!in_device_memory(p.a, extent(a_rows, a_cols, p.lda, p.stride_a, p.batch, p.a_type)) ||
+      !in_device_memory(p.b, extent(b_rows, b_cols, p.ldb, p.stride_b, p.batch, p.b_type)) ||
+      !in_device_memory(p.c, extent(p.m, p.n, p.ldc, p.stride_c, p.batch, p.c_type))) {
+    fprintf(stderr, "cuda-on-cpu: %s: an operand reaches outside of its allocation\n", p.call);
+    return kExecutionFailed;
+  }
+  int scale_type = p.a_type == kF64 ? kF64 : p.compute == kCompute16F || p.compute == kCompute16FPedantic ? kF16 : kF32;
+  double alpha = load(p.alpha, scale_type, 0), beta = load(p.beta, scale_type, 0);
+
+  auto work = [p, alpha, beta] { compute(p, alpha, beta); };
+  if (!captured(static_cast<Handle*>(handle)->stream, work)) work();
   return kSuccess;
 }
 
@@ -148,11 +153,11 @@ EXPORT Status cublasGetPointerMode_v2(void* handle, int* mode) {
 }
 EXPORT Status cublasSetAtomicsMode(void*, int) { return kSuccess; }
 
-EXPORT Status cublasGemmStridedBatchedEx(void*, int transa, int transb, int m, int n, int k, const void* alpha, const void* a,
+EXPORT Status cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* a,
                                          int a_type, int lda, long long stride_a, const void* b, int b_type, int ldb,
                                          long long stride_b, const void* beta, void* c, int c_type, int ldc, long long stride_c,
                                          int batch, int compute, int) {
-  return run({"cublasGemmStridedBatchedEx",
+  return run(handle, {"cublasGemmStridedBatchedEx",
               transa,
               transb,
               m,
@@ -176,17 +181,17 @@ EXPORT Status cublasGemmStridedBatchedEx(void*, int transa, int transb, int m, i
               compute});
 }
 
-EXPORT Status cublasGemmEx(void*, int transa, int transb, int m, int n, int k, const void* alpha, const void* a, int a_type,
+EXPORT Status cublasGemmEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* a, int a_type,
                            int lda, const void* b, int b_type, int ldb, const void* beta, void* c, int c_type, int ldc,
                            int compute, int) {
-  return run({"cublasGemmEx", transa, transb, m,    n, k,      alpha, a, a_type, lda,    0, b,
+  return run(handle, {"cublasGemmEx", transa, transb, m,    n, k,      alpha, a, a_type, lda,    0, b,
               b_type,         ldb,    0,      beta, c, c_type, ldc,   0, 1,      compute});
 }
 
 #define GEMM(T, letter, type, compute)                                                                                         \
-  EXPORT Status cublas##letter##gemm_v2(void*, int transa, int transb, int m, int n, int k, const T* alpha, const T* a,        \
+  EXPORT Status cublas##letter##gemm_v2(void* handle, int transa, int transb, int m, int n, int k, const T* alpha, const T* a,        \
                                         int lda, const T* b, int ldb, const T* beta, T* c, int ldc) {                          \
-    return run({"cublas" #letter "gemm",                                                                                       \
+    return run(handle, {"cublas" #letter "gemm",                                                                                       \
                 transa,                                                                                                        \
                 transb,                                                                                                        \
                 m,                                                                                                             \
@@ -210,9 +215,9 @@ EXPORT Status cublasGemmEx(void*, int transa, int transb, int m, int n, int k, c
                 compute});                                                                                                     \
   }                                                                                                                            \
   EXPORT Status cublas##letter##gemmStridedBatched(                                                                            \
-      void*, int transa, int transb, int m, int n, int k, const T* alpha, const T* a, int lda, long long stride_a, const T* b, \
+      void* handle, int transa, int transb, int m, int n, int k, const T* alpha, const T* a, int lda, long long stride_a, const T* b, \
       int ldb, long long stride_b, const T* beta, T* c, int ldc, long long stride_c, int batch) {                              \
-    return run({"cublas" #letter "gemmStridedBatched",                                                                         \
+    return run(handle, {"cublas" #letter "gemmStridedBatched",                                                                         \
                 transa,                                                                                                        \
                 transb,                                                                                                        \
                 m,                                                                                                             \

@@ -173,7 +173,7 @@ EXPORT Status cublasLtMatmulAlgoGetHeuristic(void* handle, void* desc, void* a, 
 
 EXPORT Status cublasLtMatmul(void* handle, void* desc, const void* alpha, const void* a, void* la, const void* b, void* lb,
                              const void* beta, const void* c, void* lc, void* d, void* ld, const Algorithm* algorithm,
-                             void* workspace, size_t workspace_bytes, void*) {
+                             void* workspace, size_t workspace_bytes, void* stream) {
   if (!handle || !desc || !la || !lb || !lc || !ld || !alpha || !beta) return kInvalidValue;
   auto layout = [](void* x) -> const Layout& { return *static_cast<Layout*>(x); };
   Problem p("cublasLtMatmul", *static_cast<MatmulDesc*>(desc), layout(la), layout(lb), layout(lc), layout(ld));
@@ -184,10 +184,14 @@ EXPORT Status cublasLtMatmul(void* handle, void* desc, const void* alpha, const 
   if (Status s = check_addresses(p, a, b, c, d, beta_value != 0)) return s;
   if (algorithm) {
     if (Status s = check_algorithm(p, *algorithm, workspace, workspace_bytes)) return s;
-    // The workspace is written, so that nothing else may live there.
-    if (algorithm->workspace) memset(workspace, 0xFF, algorithm->workspace);
   }
-  compute(p, alpha_value, beta_value, a, b, c, d);
-  check_guards(p.call);
+  size_t written = algorithm ? algorithm->workspace : 0;
+  auto work = [=] {
+    // The workspace is written, so that nothing else may live there.
+    if (written) memset(workspace, 0xFF, written);
+    compute(p, alpha_value, beta_value, a, b, c, d);
+    check_guards(p.call);
+  };
+  if (!captured(stream, work)) work();
   return kSuccess;
 }

@@ -6,6 +6,7 @@
 
 extern "C" bool coc_in_device_memory(const void* address, size_t bytes);
 extern "C" void coc_check_guards(const char* after);
+extern "C" bool coc_captured(void* stream, std::function<void()> work);
 
 namespace blas {
 
@@ -103,6 +104,7 @@ int compute_capability() {
 
 bool in_device_memory(const void* data, size_t bytes) { return coc_in_device_memory(data, bytes); }
 void check_guards(const char* after) { coc_check_guards(after); }
+bool captured(void* stream, std::function<void()> work) { return coc_captured(stream, std::move(work)); }
 
 Status refuse(Status status, const char* call, const char* format, ...) {
   if (tracing()) {

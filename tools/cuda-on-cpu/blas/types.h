@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 
 namespace blas {
 
@@ -83,6 +84,8 @@ bool tracing();
 int compute_capability();
 bool in_device_memory(const void* data, size_t bytes);
 void check_guards(const char* after);
+// Whether `work` on this stream is kept for a graph; otherwise the caller does it.
+bool captured(void* stream, std::function<void()> work);
 
 // Says on standard error why a call is refused, where tracing is on, and returns the status.
 Status refuse(Status status, const char* call, const char* format, ...) __attribute__((format(printf, 3, 4)));

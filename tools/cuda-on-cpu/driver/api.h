@@ -20,7 +20,7 @@ bool has_context();
 unsigned max_shared_opt_in();
 
 struct Stats {
-  std::atomic<uint64_t> launches{0}, to_host{0}, to_device{0}, on_device{0}, sets{0}, synchronizations{0}, allocations{0},
+  std::atomic<uint64_t> launches{0}, to_host{0}, to_device{0}, on_device{0}, sets{0}, synchronizations{0}, graphs{0}, allocations{0},
       peak_bytes{0};
 };
 Stats& stats();

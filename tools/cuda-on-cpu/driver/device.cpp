@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "api.h"
+#include "capture.h"
 #include "launch.h"
 
 using namespace coc;
@@ -24,9 +25,9 @@ __attribute__((destructor)) static void print_stats() {
   Stats& s = stats();
   fprintf(stderr,
           "cuda-on-cpu: %lu launches, %lu copies to the host, %lu to the device, %lu on the device, %lu fills, "
-          "%lu synchronizations, %lu allocations, at most %.1f MiB in use\n",
+          "%lu synchronizations, %lu graphs, %lu allocations, at most %.1f MiB in use\n",
           s.launches.load(), s.to_host.load(), s.to_device.load(), s.on_device.load(), s.sets.load(), s.synchronizations.load(),
-          s.allocations.load(), double(s.peak_bytes.load()) / (1 << 20));
+          s.graphs.load(), s.allocations.load(), double(s.peak_bytes.load()) / (1 << 20));
 }
 
 // What a block may use after asking for it, by compute capability.
@@ -165,6 +166,7 @@ EXPORT CUresult cuCtxSetFlags(unsigned) { return CUDA_SUCCESS; }
 
 EXPORT CUresult cuCtxSynchronize() {
   NEED_CONTEXT();
+  if (any_captured()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   stats().synchronizations++;
   trace("context synchronized");
   return CUDA_SUCCESS;

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "api.h"
+#include "capture.h"
 
 namespace coc {
 
@@ -128,6 +129,8 @@ CUresult release(CUdeviceptr address) {
 
 }  // namespace
 
+CUresult release_memory(CUdeviceptr address) { return release(address); }
+
 bool in_device_memory(const void* address, size_t bytes) {
   if (bytes == 0) return true;
   auto a = reinterpret_cast<uintptr_t>(address);
@@ -179,10 +182,13 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr* out, size_t bytes) {
 }
 
 // Of nothing: the drivers of chips with memory pools give null, though their documentation does not promise it.
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream) {
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream stream) {
   NEED_CONTEXT();
   *out = 0;
-  return bytes ? allocate(out, bytes) : CUDA_SUCCESS;
+  if (!bytes) return CUDA_SUCCESS;
+  CUresult status = allocate(out, bytes);
+  if (status == CUDA_SUCCESS && is_captured(stream)) capture_allocation(stream, *out, bytes);
+  return status;
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr address) {
@@ -190,8 +196,9 @@ EXPORT CUresult cuMemFree(CUdeviceptr address) {
   return release(address);
 }
 
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream) {
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   NEED_CONTEXT();
+  if (address && is_captured(stream)) return capture_free(stream, address);
   return release(address);
 }
 

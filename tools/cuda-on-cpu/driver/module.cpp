@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "api.h"
+#include "capture.h"
 #include "launch.h"
 #include "memory.h"
 #include "ptx.h"
@@ -89,6 +91,10 @@ CUresult refuse(const CUfunc_st* f, CUresult error, const char* why) {
   return error;
 }
 
+struct alignas(16) Value {
+  unsigned char bytes[512];
+};
+
 // A pointer argument must be null or point to device memory.
 void check_pointers(const CUfunc_st* f, void** arguments) {
   for (unsigned i = 0; i < f->kernel->count; i++) {
@@ -101,7 +107,7 @@ void check_pointers(const CUfunc_st* f, void** arguments) {
   }
 }
 
-CUresult launch(CUfunction f, Index3 grid, Index3 block, unsigned shared, void** arguments, void** extra) {
+CUresult launch(CUfunction f, Index3 grid, Index3 block, unsigned shared, CUstream stream, void** arguments, void** extra) {
   NEED_CONTEXT();
   if (!f) return CUDA_ERROR_INVALID_HANDLE;
   if (extra) return CUDA_ERROR_NOT_SUPPORTED;
@@ -114,6 +120,23 @@ CUresult launch(CUfunction f, Index3 grid, Index3 block, unsigned shared, void**
     return refuse(f, CUDA_ERROR_INVALID_VALUE,
                   "more shared memory than allowed; above 48 KB the function attribute must be set");
   if (options().guard) check_pointers(f, arguments);
+  if (is_captured(stream)) {
+    // The values of the arguments as they are now.
+    auto values = std::make_shared<std::vector<Value>>(f->kernel->count);
+    for (unsigned i = 0; i < f->kernel->count; i++) {
+      if (f->kernel->arguments[i].size > sizeof(Value)) return CUDA_ERROR_NOT_SUPPORTED;
+      memcpy(&(*values)[i], arguments[i], f->kernel->arguments[i].size);
+    }
+    captured(stream, CU_GRAPH_NODE_TYPE_KERNEL, [l, values]() mutable {
+      std::vector<void*> places;
+      for (auto& value : *values) places.push_back(&value);
+      l.arguments = places.data();
+      stats().launches++;
+      execute(l);
+      check_guards(l.kernel->name);
+    });
+    return CUDA_SUCCESS;
+  }
   stats().launches++;
   execute(l);
   check_guards(f->kernel->name);
@@ -124,6 +147,7 @@ CUresult launch(CUfunction f, Index3 grid, Index3 block, unsigned shared, void**
 
 EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   NEED_CONTEXT();
+  if (any_captured()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (!image) return CUDA_ERROR_INVALID_VALUE;
   auto* text = static_cast<const char*>(image);
   // Machine code: there is none for this chip, as for one that is newer than the program.
@@ -208,13 +232,13 @@ EXPORT CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute which, int
 EXPORT CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
 
 EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                               unsigned shared, CUstream, void** arguments, void** extra) {
-  return launch(f, {gx, gy, gz}, {bx, by, bz}, shared, arguments, extra);
+                               unsigned shared, CUstream stream, void** arguments, void** extra) {
+  return launch(f, {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments, extra);
 }
 
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                          unsigned bz, unsigned shared, CUstream, void** arguments) {
-  return launch(f, {gx, gy, gz}, {bx, by, bz}, shared, arguments, nullptr);
+                                          unsigned bz, unsigned shared, CUstream stream, void** arguments) {
+  return launch(f, {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments, nullptr);
 }
 
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction f, int threads, size_t dynamic) {

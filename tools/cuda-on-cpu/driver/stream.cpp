@@ -2,6 +2,7 @@
 #include <time.h>
 
 #include "api.h"
+#include "capture.h"
 
 using namespace coc;
 
@@ -35,8 +36,9 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamSynchronize(CUstream) {
+EXPORT CUresult cuStreamSynchronize(CUstream stream) {
   NEED_CONTEXT();
+  if (is_captured(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   stats().synchronizations++;
   trace("stream synchronized");
   return CUDA_SUCCESS;
@@ -46,18 +48,11 @@ EXPORT CUresult cuStreamQuery(CUstream) { return CUDA_SUCCESS; }
 EXPORT CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) { return CUDA_SUCCESS; }
 EXPORT CUresult cuStreamAttachMemAsync(CUstream, CUdeviceptr, size_t, unsigned) { return CUDA_SUCCESS; }
 
-EXPORT CUresult cuLaunchHostFunc(CUstream, CUhostFn function, void* argument) {
+EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* argument) {
+  if (captured(stream, CU_GRAPH_NODE_TYPE_HOST, [=] { function(argument); })) return CUDA_SUCCESS;
   function(argument);
   return CUDA_SUCCESS;
 }
-
-EXPORT CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode) { return CUDA_ERROR_NOT_SUPPORTED; }
-EXPORT CUresult cuStreamEndCapture(CUstream, CUgraph*) { return CUDA_ERROR_NOT_SUPPORTED; }
 
 EXPORT CUresult cuEventCreate(CUevent* event, unsigned flags) {
   NEED_CONTEXT();

@@ -126,6 +126,9 @@ pub enum Error {
          would race with the first one's: open it with `fp8_candle::device::open_cuda` or `Device::new_cuda_with_stream`"
     )]
     StreamOfAnotherThread(DeviceLocation),
+    /// A step cannot be recorded as a CUDA graph.
+    #[error("the step cannot be recorded and run again: {0}")]
+    NotRecordable(String),
     /// A GPU does not have enough memory left.
     #[error(
         "no {bytes} bytes ({what}) to be had on {chip}, of which {free} are free: {source_text}"

@@ -15,6 +15,8 @@
 
 mod calibration;
 mod group;
+#[cfg(feature = "cuda")]
+mod lasting;
 mod mark;
 mod non_finite;
 mod reduction;
@@ -28,6 +30,8 @@ mod window;
 
 pub use calibration::CalibrationRow;
 pub use group::{ReductionGroup, SingleProcess};
+#[cfg(feature = "cuda")]
+pub(crate) use lasting::Lasting;
 pub use mark::StepMark;
 pub use non_finite::{NonFinite, NonFiniteCounts};
 pub use role::Role;

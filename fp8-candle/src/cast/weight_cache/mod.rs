@@ -10,7 +10,7 @@ use crate::cast::spec::ScaleSource;
 use crate::cast::state::{Slot, is_non_finite};
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
-use crate::device::backend;
+use crate::device::{backend, is_recorded};
 use candle_core::Tensor;
 use entries::{Bad, Cached, Entry, Kept, Recorded, Request, Step};
 use fp8_core::Contraction;
@@ -39,8 +39,12 @@ impl WeightCache {
         lock(&self.cached)
     }
 
-    /// The current values of `weight`; `None` if a change could not be noticed.
+    /// The current values of `weight`; `None` if a change could not be noticed, or nothing is to be kept.
     fn see(&self, weight: &Tensor) -> Result<Option<Seen>> {
+        if is_recorded(weight.device()) {
+            // Codes that are kept would be the graph's, and each run of it has another weight.
+            return Ok(None);
+        }
         let seen = Seen::of(weight)?;
         if seen.is_announced() {
             let mut held = lock(&self.announced);

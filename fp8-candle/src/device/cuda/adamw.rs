@@ -1,5 +1,6 @@
 //! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`.
 
+use super::adamw_table::Table;
 use super::adamw_tensors::{
     AdamWDecision, AdamWHyperparameters, AdamWTensors, DTYPES, check, check_like,
 };
@@ -62,13 +63,6 @@ struct Class {
     /// Four u32 each: tensor, block in the tensor, partial, unused.
     chunks: CudaSlice<u32>,
     count: usize,
-}
-
-/// Words on the device, uploaded again when they change.
-#[derive(Debug, Default)]
-struct Table {
-    host: Vec<u64>,
-    device: Option<CudaSlice<u64>>,
 }
 
 impl MultiTensorAdamW {
@@ -243,11 +237,10 @@ impl MultiTensorAdamW {
                 words.extend([tensors.var.elem_count() as u64, u64::from(tensors.decays)]);
                 addresses.push(next(grad.is_some()));
             }
-            let tables = [
-                self.params.update(&gpu, words)?,
-                self.grads.update(&gpu, addresses)?,
-            ];
-            f(self, tables)
+            let params = self.params.update(&gpu, words)?;
+            let grads = self.grads.update(&gpu, addresses)?;
+            // What only this step uses is freed after the launches.
+            f(self, [params.address, grads.address])
         })
     }
 
@@ -286,29 +279,6 @@ const ONE_BLOCK: Shape = Shape {
     shared: 0,
     resident: false,
 };
-
-impl Table {
-    /// The device address of `words`.
-    fn update(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<u64> {
-        match &mut self.device {
-            Some(device) if self.host == words => return Ok(address(gpu, device)),
-            // On the stream, launches that read the old words come before the copy.
-            Some(device) if self.host.len() == words.len() => {
-                self.host.clear();
-                gpu.device().memcpy_htod(&words, device)?;
-            }
-            device => {
-                self.host.clear();
-                *device = Some(gpu.device().clone_htod(&words)?);
-            }
-        }
-        self.host = words;
-        Ok(self
-            .device
-            .as_ref()
-            .map_or(0, |device| address(gpu, device)))
-    }
-}
 
 /// Device address of memory that only this device's stream uses.
 fn address<T: DeviceRepr>(gpu: &Gpu, slice: &CudaSlice<T>) -> u64 {

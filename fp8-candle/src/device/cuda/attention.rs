@@ -29,10 +29,12 @@ pub(crate) const ATTENTION: [&[&[Kernel]]; 2] =
 
 const NAME: &str = "attention";
 
-/// Threads of every block.
+/// Threads of a block of four warps.
 const THREADS: usize = 128;
-/// Rows of queries or keys of four warps, with one and with two fragments of 16 rows per warp.
+/// Rows of queries of four warps, with one and with two fragments of 16 rows per warp.
 const ROWS: (usize, usize) = (64, 128);
+/// The fewest rows of queries or keys that a block computes.
+const LEAST_ROWS: usize = 32;
 
 /// The kernels of `kernels/attention_forward.cu` and `kernels/attention_backward.cu`.
 pub(crate) struct CudaAttention;
@@ -54,7 +56,7 @@ impl FusedAttention for CudaAttention {
             return false;
         }
         let fits = |n: usize| n <= (i32::MAX / 2) as usize;
-        let tiles = a.queries.max(a.keys).div_ceil(ROWS.0);
+        let tiles = a.queries.max(a.keys).div_ceil(LEAST_ROWS);
         let blocks = a.pairs().checked_mul(tiles);
         matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
             && a.head_dim.is_multiple_of(8)
@@ -94,7 +96,8 @@ impl FusedAttention for CudaAttention {
         let lse = gpu.alloc(DType::F32, statistics.0 * statistics.1)?;
         let tiles = attention.queries.div_ceil(queries);
         // A tile of queries, two stages of a tile of keys and a tile of values.
-        let shape = kernel.shape(attention.pairs() * tiles, queries + 4 * keys, 0);
+        let blocks = attention.pairs() * tiles;
+        let shape = kernel.shape(blocks, THREADS, queries + 4 * keys, 0);
         with_view_pointers(&gpu, &inputs.each_ref(), |pointers| {
             let mut args: Vec<Arg> = pointers.iter().copied().map(Arg::Ptr).collect();
             args.extend([Arg::Ptr(out.ptr()), Arg::Ptr(lse.ptr())]);
@@ -201,12 +204,20 @@ impl Backward<'_> {
     fn kv(&self) -> Result<[Tensor; 2]> {
         let (k, v, a) = (&self.inputs[1], &self.inputs[2], self.attention);
         let kernel = ForHeads::of(a, &[BACKWARD_KV_64, BACKWARD_KV_128], k.dtype())?;
-        let queries = if kernel.element == 2 { 64 } else { 16 };
+        // Keys of a block, queries of a stage, pairs of warps, and probabilities that these exchange.
+        let (keys, queries, pairs, exchanged) = match (kernel.element, kernel.head_dim) {
+            (2, 128) => (128, 64, 4, 2 * 4 * 32 * 32),
+            (2, _) => (128, 64, 2, 2 * 2 * 64 * 16),
+            _ => (32, 16, 2, 2 * 16 * 16),
+        };
         let dk = self.gpu.alloc(k.dtype(), k.elem_count())?;
         let dv = self.gpu.alloc(v.dtype(), v.elem_count())?;
-        let blocks = a.batch * a.kv_heads * a.keys.div_ceil(ROWS.0);
-        // Tiles of keys and values, two stages of q, its gradient and two statistics.
-        let shape = kernel.shape(blocks, 2 * ROWS.0 + 4 * queries, 4 * queries);
+        let blocks = a.batch * a.kv_heads * a.keys.div_ceil(keys);
+        // Two stages of q, its gradient and two statistics; keys and values beside them, or in their place until they are in
+        // registers.
+        let beside = if kernel.element == 2 { 0 } else { 2 * keys };
+        let (rows, floats) = (beside + 4 * queries, 4 * queries + exchanged);
+        let shape = kernel.shape(blocks, 64 * pairs, rows, floats);
         // SAFETY: k and v have the same shape, and so do these.
         unsafe { self.launch(&kernel, shape, &[&dk, &dv], k) }?;
         Ok([dk.into_tensor(k.shape())?, dv.into_tensor(v.shape())?])
@@ -215,14 +226,16 @@ impl Backward<'_> {
     fn q(&self) -> Result<Tensor> {
         let (q, a) = (&self.inputs[0], self.attention);
         let kernel = ForHeads::of(a, &[BACKWARD_Q_64, BACKWARD_Q_128], q.dtype())?;
-        let (queries, keys) = match kernel.element {
-            2 => (ROWS.1, 32),
-            _ => (ROWS.0, 16),
+        // Queries of a block, its threads, rows of two stages of keys and values with, where they are not in registers, q and
+        // the result's gradient, and what warps exchange: two buffers of 32 keys by 128 queries of 2 bytes.
+        let (queries, threads, rows, floats) = match (kernel.element, kernel.head_dim) {
+            (2, 128) => (ROWS.1, 2 * THREADS, 4 * 64, 2 * 32 * 128 / 2),
+            (2, _) => (ROWS.1, THREADS, 4 * 64, 0),
+            _ => (ROWS.0, THREADS, 2 * ROWS.0 + 4 * 16, 0),
         };
         let dq = self.gpu.alloc(q.dtype(), q.elem_count())?;
         let blocks = a.pairs() * a.queries.div_ceil(queries);
-        // Tiles of q and of the result's gradient, two stages of keys and values.
-        let shape = kernel.shape(blocks, 2 * queries + 4 * keys, 0);
+        let shape = kernel.shape(blocks, threads, rows, floats);
         // SAFETY: dq is as large as q.
         unsafe { self.launch(&kernel, shape, &[&dq], q) }?;
         dq.into_tensor(q.shape())
@@ -280,11 +293,11 @@ impl ForHeads {
         })
     }
 
-    /// Blocks with shared memory for `rows` rows of elements and `floats` f32.
-    fn shape(&self, blocks: usize, rows: usize, floats: usize) -> Shape {
+    /// Blocks of `threads`, with shared memory for `rows` rows of elements and `floats` f32.
+    fn shape(&self, blocks: usize, threads: usize, rows: usize, floats: usize) -> Shape {
         Shape {
             shared: (rows * self.head_dim * self.element + floats * size_of::<f32>()) as u32,
-            ..Shape::blocks(blocks, THREADS as u32)
+            ..Shape::blocks(blocks, threads as u32)
         }
     }
 }

@@ -2,6 +2,7 @@
 //! each, and would not be possible while a CUDA graph is recorded.
 
 use super::gpu::Gpu;
+use super::recording::keep;
 use crate::base::error::Result;
 use crate::base::sync::lock;
 use candle_core::cuda_backend::DeviceId;
@@ -26,6 +27,8 @@ pub(super) fn constant<T: WithDType>(gpu: &Gpu, values: &[T]) -> Result<Tensor> 
     let bits = values.iter().flat_map(|value| value.to_f64().to_le_bytes());
     let key = (gpu.device().id(), T::DTYPE.as_str(), bits.collect());
     if let Some(kept) = lock(&KEPT).as_ref().and_then(|kept| kept.get(&key)) {
+        // This map may let go of it while the graph still reads it.
+        keep(gpu.device().id(), kept);
         return Ok(kept.clone());
     }
     let made = gpu.upload(values)?;

@@ -1,5 +1,5 @@
-//! Checks of the assembled kernels for Hopper, which need no GPU: registers, the length of the code, and how many bytes a thread
-//! waits for at once.
+//! Checks of the assembled kernels for Hopper, which need no GPU: registers, the length of the code, how many bytes a thread waits
+//! for at once, and how many bytes a product of tensor cores reads from shared memory.
 
 use super::tests::{all, modules};
 use std::collections::BTreeMap;
@@ -24,6 +24,18 @@ const LOADS: [(&str, usize); 12] = [
     ("fp8_amax_cols", 48),
     ("fp8_amax_groups", 64),
     ("fp8_transpose_tiles", 64),
+];
+
+/// Kernels of attention for 16-bit elements, by the beginning of their names, and the most bytes of matrices that their longest loop
+/// reads from shared memory for each product of 16x8x16. A multiprocessor reads 128 bytes in the 1.6 clocks or so in which it does
+/// `mma.sync` once, 205 in all. The backward pass exchanges another 21 to 64 between warps.
+const MATRICES: [(&str, usize); 6] = [
+    ("fp8_attention_forward_d64_", 128),
+    ("fp8_attention_forward_d128_", 160),
+    ("fp8_attention_backward_kv_d64_", 64),
+    ("fp8_attention_backward_kv_d128_", 128),
+    ("fp8_attention_backward_q_d64_", 128),
+    ("fp8_attention_backward_q_d128_", 128),
 ];
 
 /// Machine code of kernels by their names: sections `.text.<name>` of a 64-bit ELF file.
@@ -66,6 +78,24 @@ impl Instruction {
         (self.bits(0, 12) == 0x981).then(|| sizes[self.bits(73, 3) as usize])
     }
 
+    /// A product of tensor cores (HMMA).
+    fn multiplies(&self) -> bool {
+        self.bits(0, 12) == 0x23C
+    }
+
+    /// A load of four 8x8 matrices of 16-bit elements from shared memory (LDSM).
+    fn loads_matrices(&self) -> bool {
+        self.bits(0, 12) == 0x83B
+    }
+
+    /// How far a branch (BRA) goes, in instructions from the next one.
+    fn jump(&self) -> Option<i64> {
+        // Words of 4 bytes: 8 bits of the number, and apart from these the rest with its sign.
+        let rest = ((self.0 >> 34) as i64) << 16 >> 16;
+        let words = rest << 8 | i64::from(self.bits(16, 8));
+        (self.bits(0, 12) == 0x947).then_some(words / 4)
+    }
+
     /// The barrier that its result opens.
     fn opens(&self) -> u32 {
         self.bits(110, 3)
@@ -88,6 +118,24 @@ fn in_flight(code: &[u8]) -> usize {
         }
     }
     most
+}
+
+/// Bytes of matrices that the loop with the most products reads from shared memory for each of them, 0 if there is none: of
+/// such loops the shortest.
+fn matrices_per_product(code: &[u8]) -> usize {
+    let words = code.as_chunks::<16>().0.iter();
+    let code: Vec<Instruction> = words
+        .map(|word| Instruction(u128::from_le_bytes(*word)))
+        .collect();
+    let loops = code.iter().enumerate().filter_map(|(at, instruction)| {
+        let first = at as i64 + 1 + instruction.jump()?;
+        let body = code.get(usize::try_from(first).ok()?..=at)?;
+        let products = body.iter().filter(|i| i.multiplies()).count();
+        let loads = body.iter().filter(|i| i.loads_matrices()).count();
+        Some((products, std::cmp::Reverse(body.len()), loads))
+    });
+    let most = loops.max().filter(|&(products, ..)| products > 0);
+    most.map_or(0, |(products, _, loads)| (512 * loads).div_ceil(products))
 }
 
 /// What the assembler says of a kernel: registers and bytes that are spilled.
@@ -124,8 +172,10 @@ fn kernels_for_hopper_are_short_and_stay_in_registers() {
         for (name, code) in code(cubin) {
             let (registers, spilled) = resources[name.as_str()];
             let (instructions, loads) = (code.len() / 16, in_flight(code));
+            let matrices = matrices_per_product(code);
             println!(
-                "{name}: {instructions} instructions, {registers} registers, {loads} bytes in flight"
+                "{name}: {instructions} instructions, {registers} registers, {loads} bytes in flight, {matrices} bytes of matrices \
+                 a product"
             );
             if spilled > 0 {
                 faults.push(format!("{name} spills {spilled} bytes"));
@@ -140,6 +190,19 @@ fn kernels_for_hopper_are_short_and_stay_in_registers() {
                         faults.push(format!("{name}: {loads} bytes in flight, expected {least}"));
                     }
                 }
+            }
+        }
+        for (name, code) in code(cubin) {
+            // Products of f32 read their operands one by one.
+            let bound = MATRICES.iter().find(|(start, _)| name.starts_with(start));
+            let Some((_, most)) = bound.filter(|_| !name.ends_with("f32")) else {
+                continue;
+            };
+            let matrices = matrices_per_product(code);
+            if matrices == 0 || matrices > *most {
+                faults.push(format!(
+                    "{name}: {matrices} bytes of matrices a product, expected {most}"
+                ));
             }
         }
         assert!(

@@ -2,6 +2,7 @@
 //! amax or history is copied to the host.
 
 pub(crate) mod adamw;
+mod adamw_table;
 pub(crate) mod adamw_tensors;
 mod arena;
 pub(crate) mod attention;
@@ -29,6 +30,7 @@ pub(crate) mod ops;
 pub(super) mod paths;
 mod product;
 mod race;
+pub(crate) mod recording;
 mod scales;
 mod state;
 #[cfg(test)]
