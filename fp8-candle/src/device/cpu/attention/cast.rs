@@ -75,9 +75,10 @@ impl RowCast {
         }
         // amax / MAX is at most the quotient of the powers of two, or else at most twice that.
         let is_above = u32::from(bits & FRACTION > self.max & FRACTION);
-        let scale = (bits & EXPONENT) + (is_above << 23) - (self.max & EXPONENT);
+        let (amax, max) = ((bits & EXPONENT) + (is_above << 23), self.max & EXPONENT);
         Some(Steps {
-            least_exponent: scale + self.min_normal,
+            // The least normal value times the scale, amax / max.
+            least_exponent: amax + self.min_normal - max,
             to_large: self.to_large,
         })
     }
