@@ -53,8 +53,8 @@ pub fn run(session: &Session) -> Result<()> {
         }
     }
     let times = Times {
-        ours: Some(median(ours_ms.into_iter())),
-        f32: Some(median(plain_ms.into_iter())),
+        ours: Some(median(ours_ms)),
+        f32: Some(median(plain_ms)),
         ..Times::default()
     };
     let ratio = times.f32.unwrap_or(f64::NAN) / times.ours.unwrap_or(f64::NAN);

@@ -46,7 +46,7 @@ fn tokens(session: &Session, case: &str, settings: &Settings) -> Result<()> {
             ms.push(step.ms);
         }
     }
-    let ours = median(ms.into_iter());
+    let ours = median(ms);
     let times = Times {
         ours: Some(ours),
         ..Times::default()

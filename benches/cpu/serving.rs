@@ -55,7 +55,7 @@ pub fn run(session: &Session) -> Result<()> {
             }
         }
     }
-    let [alone, together] = ms.map(|ms| median(ms.into_iter()));
+    let [alone, together] = ms.map(median);
     let rate = |requests: usize, ms: f64| (requests * tokens) as f64 / ms * 1e3;
     let times = |ms: f64, requests: usize| Times {
         ours: Some(ms / (requests * tokens) as f64),

@@ -187,7 +187,7 @@ fn race(session: &Session, case: &str, of: [(&str, &Settings); 2]) -> Result<[f6
             names[1]
         );
     }
-    Ok(ms.map(|ms| median(ms.into_iter())))
+    Ok(ms.map(median))
 }
 
 /// One step, with its results.
