@@ -30,6 +30,10 @@ pub(super) struct Weights<'a, W> {
     /// Elements from one row to the next.
     pub(super) stride: usize,
     /// How many elements ahead of what is read to prefetch; 0 for values in the cache.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "plain Rust does not prefetch")
+    )]
     pub(super) ahead: usize,
 }
 
