@@ -129,8 +129,6 @@ CUresult release(CUdeviceptr address) {
 
 }  // namespace
 
-CUresult release_memory(CUdeviceptr address) { return release(address); }
-
 bool in_device_memory(const void* address, size_t bytes) {
   if (bytes == 0) return true;
   auto a = reinterpret_cast<uintptr_t>(address);
@@ -187,7 +185,8 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream stream)
   *out = 0;
   if (!bytes) return CUDA_SUCCESS;
   CUresult status = allocate(out, bytes);
-  if (status == CUDA_SUCCESS && is_captured(stream)) capture_allocation(stream, *out, bytes);
+  if (status == CUDA_SUCCESS && is_captured(stream))
+    capture_allocation(stream, *out, bytes, [address = *out] { release(address); });
   return status;
 }
 
