@@ -37,9 +37,15 @@ pub struct Finished<'a> {
     pub labels: &'a [String],
 }
 
+/// How what is written does on the held-out data.
+struct Judgement {
+    loss: Option<f64>,
+    accuracy: Option<f64>,
+}
+
 impl Finished<'_> {
     /// Validates, writes what was trained, figures and the drawing of the losses.
-    pub fn write(self, metrics: &mut Metrics) -> Result<()> {
+    pub fn write(mut self, metrics: &mut Metrics) -> Result<()> {
         let name = self.settings.name();
         let step = self.trainer.step();
         // A run that is resumed after its end validates again.
@@ -53,6 +59,7 @@ impl Finished<'_> {
             metrics.push_validation(name, step, loss, self.trainer.accuracy())?;
         }
         let accuracy = metrics.last_accuracy(name).filter(|_| val_loss.is_some());
+        let judgement = self.judge_written(val_loss, accuracy)?;
         let written = self.write_model()?;
         let settings = self.settings;
         let ms = metrics.median_step_ms(name);
@@ -76,6 +83,9 @@ impl Finished<'_> {
             "final_val_loss": val_loss,
             "perplexity": val_loss.map(f64::exp).filter(|_| self.task == Task::LanguageModel),
             "accuracy": accuracy,
+            "written_val_loss": judgement.loss,
+            "written_perplexity": judgement.loss.map(f64::exp).filter(|_| self.task == Task::LanguageModel),
+            "written_accuracy": judgement.accuracy,
             "labels": self.labels,
             "skipped_steps": metrics.skipped_steps(name),
             "median_step_ms": ms,
@@ -92,7 +102,7 @@ impl Finished<'_> {
             _ => "cross entropy per query (nats)",
         };
         if !settings.card.no_card {
-            self.write_card(written, metrics)?;
+            self.write_card(written, metrics, &judgement)?;
         }
         // Last: a run with a summary is finished.
         self.folder.finish(&summary, metrics, &[name], unit)?;
@@ -110,6 +120,10 @@ impl Finished<'_> {
                 judged(self.task, loss, accuracy)
             );
         }
+        if let Some(loss) = judgement.loss.filter(|_| self.in_fp8()) {
+            let judged = judged(self.task, loss, judgement.accuracy);
+            println!("as written, without the recipe: validation {judged}");
+        }
         if let Some(peak) = peak {
             println!("{ms:.0} ms a step, at most {} of memory", size(peak));
         }
@@ -117,8 +131,26 @@ impl Finished<'_> {
         Ok(())
     }
 
+    /// Whether validations ran in FP8, although what is written does not ask for it.
+    fn in_fp8(&self) -> bool {
+        (self.trainer.report()).is_some_and(|report| report.converted() > 0)
+    }
+
+    /// The judgement of what is written, which the run's recipe does not belong to: another validation if the others ran in FP8.
+    fn judge_written(&mut self, val_loss: Option<f64>, accuracy: Option<f64>) -> Result<Judgement> {
+        if val_loss.is_none() || !self.in_fp8() {
+            return Ok(Judgement {
+                loss: val_loss,
+                accuracy,
+            });
+        }
+        let loss = self.trainer.validate_high_precision()?;
+        let accuracy = accuracy.and(self.trainer.accuracy());
+        Ok(Judgement { loss, accuracy })
+    }
+
     /// Writes the card into the folder of what was trained.
-    fn write_card(&self, written: &str, metrics: &Metrics) -> Result<()> {
+    fn write_card(&self, written: &str, metrics: &Metrics, judgement: &Judgement) -> Result<()> {
         let (settings, dir) = (self.settings, self.folder.path().join(written));
         let relation = match written {
             ADAPTER_DIR => Relation::Adapter,
@@ -154,18 +186,17 @@ impl Finished<'_> {
             let converted = report.converted();
             card = card.with_fact("Layers trained in FP8", converted.to_string());
         }
-        let name = settings.name();
-        let curve = metrics.validation_curve(name);
-        if let (Some(first), Some(last)) = (curve.first(), curve.last()) {
+        let curve = metrics.validation_curve(settings.name());
+        if let (Some(first), Some(last)) = (curve.first(), judgement.loss) {
             let before = (first.0 == 0).then_some(first.1);
-            card = card.with_measure(Measure::new("Validation loss", before, last.1));
+            card = card.with_measure(Measure::new("Validation loss", before, last));
             if self.task == Task::LanguageModel {
                 let before = before.map(f64::exp);
-                let perplexity = Measure::new("Validation perplexity", before, last.1.exp());
+                let perplexity = Measure::new("Validation perplexity", before, last.exp());
                 card = card.with_measure(perplexity);
             }
         }
-        if let Some(accuracy) = metrics.last_accuracy(name) {
+        if let Some(accuracy) = judgement.accuracy {
             card = card.with_measure(Measure::new("Validation accuracy", None, accuracy));
         }
         settings.card.measure(card, &base, &made)?.write(&dir)?;

@@ -74,6 +74,13 @@ fn all_weights_are_trained_and_written() {
     let first = losses(&dir, "run")[0].2.parse::<f64>().unwrap();
     assert!(summary["final_val_loss"].as_f64().unwrap() < first);
     assert_eq!(summary["converted_layers"], 14);
+    // The files ask for no FP8, so they are judged without it too.
+    let written = summary["written_val_loss"].as_f64().unwrap();
+    assert_ne!(Some(written), summary["final_val_loss"].as_f64());
+    assert!(
+        said.contains(&format!("as written, without the recipe: validation {written:.4}")),
+        "{said}"
+    );
     for file in [
         "loss.svg",
         "stats.jsonl",
