@@ -71,12 +71,14 @@ void Scheduler::run_block(uint64_t index) {
     unsigned count = threads_ - w * 32;
     Warp& warp = warps_[w];
     warp.alive = warp.ready = warp.unstarted = count >= 32 ? ~0u : (1u << count) - 1;
-    warp.in_barrier = warp.in_collective = 0;
+    warp.in_barrier = warp.in_collective = warp.in_warpgroup = 0;
     ready_warps_ |= 1u << w;
   }
+  begin_groups();
   current_stack_ = stacks_.take();
   coc_switch(&main_stack_, current_stack_->start);
   stacks_.give(current_stack_);
+  end_groups();
   for (unsigned i = 0; i < kGuard; i++)
     if (dynamic_shared_[launch_->dynamic_shared + i] != 0xA5)
       coc_fail("wrote past the end of dynamic shared memory (%u bytes), at byte %u", launch_->dynamic_shared,

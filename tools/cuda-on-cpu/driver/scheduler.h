@@ -10,6 +10,7 @@
 #include "fiber.h"
 #include "launch.h"
 #include "options.h"
+#include "warpgroup.h"
 
 namespace coc {
 
@@ -21,6 +22,8 @@ class Scheduler {
 
   int block_barrier(Barrier kind, int predicate);
   void warp_collective(unsigned mask, WarpOp op, void* payload, const char* what);
+  void warpgroup(WarpgroupCall call, const WgmmaLane* product, unsigned groups_left);
+  void named_barrier(unsigned barrier, unsigned threads, bool waits);
   unsigned active_mask() const { return warps_[lane_ / 32].alive; }
   void yield();
 
@@ -37,12 +40,25 @@ class Scheduler {
  private:
   struct Warp {
     unsigned alive, ready, unstarted;
-    unsigned in_barrier, in_collective;
+    unsigned in_barrier, in_collective, in_warpgroup;
     void* payload[32];
     WarpOp op[32];
     unsigned mask[32];
     const char* what[32];
   };
+  // The call that its threads are making, and those of them that have come.
+  struct Warpgroup {
+    unsigned arrived;
+    WarpgroupCall call;
+    unsigned groups_left;
+    const WgmmaLane* lanes[kWarpgroup];
+    WarpgroupProducts products;
+  };
+  struct NamedBarrier {
+    unsigned expected, arrived;
+    unsigned waiting[kMaxThreads / 32];
+  };
+  static constexpr unsigned kNamedBarriers = 16;
   struct Copy {
     void* shared;
     const void* global;
@@ -64,6 +80,9 @@ class Scheduler {
   unsigned barrier_quorum() const { return options_.lenient ? alive_ : threads_; }
   void set_ready(unsigned warp, unsigned lanes);
   void apply(const Copy& copy);
+  void begin_groups();
+  void end_groups();
+  void report_groups() const;
   [[noreturn]] void report_deadlock();
 
   const Options& options_ = options();
@@ -82,6 +101,8 @@ class Scheduler {
   bool copies_pending_ = false;
 
   Warp warps_[kMaxThreads / 32];
+  Warpgroup warpgroups_[kMaxThreads / kWarpgroup];
+  NamedBarrier named_[kNamedBarriers];
   void* saved_[kMaxThreads];
   Stack* stack_of_[kMaxThreads];
   Index3 thread_idx_[kMaxThreads];

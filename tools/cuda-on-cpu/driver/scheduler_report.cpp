@@ -20,6 +20,7 @@ void Scheduler::report_deadlock() {
   fprintf(stderr, "the block cannot go on\n");
   fprintf(stderr, "  %u of %u threads have exited\n", threads_ - alive_, threads_);
   if (waiting_) fprintf(stderr, "  %u wait in __syncthreads, which needs %u\n", waiting_, barrier_quorum());
+  report_groups();
   std::map<std::string, unsigned> collectives;
   for (unsigned w = 0; w * 32 < threads_; w++)
     for (unsigned rest = warps_[w].in_collective; rest; rest &= rest - 1) {

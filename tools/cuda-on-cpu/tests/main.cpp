@@ -59,7 +59,13 @@ CUfunction function(const char* name) {
                           "f_out_of_bounds",     "f_shared_overflow",
                           "f_misaligned",        "f_misaligned_vector",
                           "f_static_overflow",   "f_ldmatrix_alignment",
-                          "f_missing_barrier"})
+                          "f_missing_barrier",   "t_wgmma_rows",
+                          "t_wgmma_columns",     "t_wgmma_show16",
+                          "t_wgmma_show32",      "t_wgmma_show64",
+                          "t_wgmma_waits",       "t_named_barriers",
+                          "f_wgmma_unfenced",    "f_wgmma_without_wait",
+                          "f_wgmma_outside",     "f_wgmma_half",
+                          "f_named_barrier",     "t_wgmma_rows_held"})
       text += std::string(".visible .entry ") + n + "()\n{ ret; }\n";
     CUmodule m;
     OK(cuModuleLoadData(&m, text.c_str()));

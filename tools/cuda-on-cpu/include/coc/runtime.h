@@ -53,6 +53,21 @@ struct LdmatrixLane {
   unsigned matrices;
 };
 
+
+// What a thread of a warpgroup passes to a product [64, 16] x [16, n]: the left operand in registers, or where `a` is null in
+// shared memory as the right one is.
+struct WgmmaLane {
+  float* d;
+  const uint32_t* a;
+  uint64_t a_descriptor, b_descriptor;
+  unsigned n;
+  bool add, a_transposed, b_transposed;
+};
+enum class WarpgroupCall { Fence, Product, Commit, Wait };
+
+// Where dynamic shared memory begins in the shared window: behind what the system reserves.
+constexpr uint32_t kSharedStart = 1024;
+
 }  // namespace coc
 
 extern "C" {
@@ -69,6 +84,11 @@ void coc_yield();
 void coc_cp_async_issue(void* shared, const void* global, bool valid);
 void coc_cp_async_commit();
 void coc_cp_async_wait(unsigned groups_left);
+
+// All threads of a warpgroup make the same calls. `product` for a product, `groups_left` for a wait.
+void coc_warpgroup(coc::WarpgroupCall call, const coc::WgmmaLane* product, unsigned groups_left);
+// Arrives at a named barrier of `threads` threads, and waits for them if it `waits`.
+void coc_named_barrier(unsigned barrier, unsigned threads, bool waits);
 
 void coc_mma_bf16(void* const* lanes, unsigned mask);
 void coc_mma_f16(void* const* lanes, unsigned mask);
