@@ -1,5 +1,6 @@
 //! Launches of the attention kernels.
 
+use super::attention_wgmma;
 use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
 use super::launch::launch;
@@ -22,10 +23,13 @@ kernels! { ATTENTION_BACKWARD_KERNELS in ATTENTION_BACKWARD;
     BACKWARD_Q_128 = floats "fp8_attention_backward_q_d128"("pppppplllllllllllliiiiiiffplll");
 }
 
-/// All modules of this file with their kernels.
+/// All modules of attention with their kernels.
 #[cfg(test)]
-pub(crate) const ATTENTION: [&[&[Kernel]]; 2] =
-    [ATTENTION_FORWARD_KERNELS, ATTENTION_BACKWARD_KERNELS];
+pub(crate) const ATTENTION: [&[&[Kernel]]; 3] = [
+    ATTENTION_FORWARD_KERNELS,
+    attention_wgmma::ATTENTION_FORWARD_WGMMA_KERNELS,
+    ATTENTION_BACKWARD_KERNELS,
+];
 
 const NAME: &str = "attention";
 
@@ -86,18 +90,15 @@ impl FusedAttention for CudaAttention {
         let gpu = Gpu::of(qkv[0])?;
         let inputs = [readable(qkv[0])?, readable(qkv[1])?, readable(qkv[2])?];
         let q = &inputs[0];
-        let kernel = ForHeads::of(attention, &[FORWARD_64, FORWARD_128], q.dtype())?;
-        let (queries, keys) = match kernel.element {
-            2 => (ROWS.1, 64),
-            _ => (ROWS.0, 32),
-        };
+        let scale_log2 = softmax_scale_log2(attention);
+        let (kernel, shape) =
+            match attention_wgmma::forward(&gpu, attention, q.dtype(), scale_log2)? {
+                Some(launch) => launch,
+                None => forward_launch(attention, q.dtype())?,
+            };
         let out = gpu.alloc(q.dtype(), q.elem_count())?;
         let statistics = (attention.pairs(), statistics_row(attention));
         let lse = gpu.alloc(DType::F32, statistics.0 * statistics.1)?;
-        let tiles = attention.queries.div_ceil(queries);
-        // A tile of queries, two stages of a tile of keys and a tile of values.
-        let blocks = attention.pairs() * tiles;
-        let shape = kernel.shape(blocks, THREADS, queries + 4 * keys, 0);
         with_view_pointers(&gpu, &inputs.each_ref(), |pointers| {
             let mut args: Vec<Arg> = pointers.iter().copied().map(Arg::Ptr).collect();
             args.extend([Arg::Ptr(out.ptr()), Arg::Ptr(lse.ptr())]);
@@ -106,11 +107,11 @@ impl FusedAttention for CudaAttention {
             }
             args.extend(strides(attention, Layout::contiguous(q.shape()).stride()));
             args.extend(sizes(attention));
-            args.push(Arg::Float(softmax_scale_log2(attention)));
+            args.push(Arg::Float(scale_log2));
             // SAFETY: q, k and v have the shapes of `attention`, unit stride in the last dimension and 16-byte aligned rows;
             // `out` is as large as q, `lse` has a padded row per batch and head. The kernel bounds rows and columns by the
             // sizes it is given.
-            unsafe { launch(&gpu, &kernel.kernel, shape, &args) }
+            unsafe { launch(&gpu, &kernel, shape, &args) }
         })?;
         Ok((out.into_storage(), lse.into_tensor(statistics)?))
     }
@@ -158,6 +159,19 @@ impl FusedAttention for CudaAttention {
         }
         Ok(gradients)
     }
+}
+
+/// The kernel of a forward pass on `mma.sync`, and its launch.
+fn forward_launch(attention: &Attention, dtype: DType) -> Result<(Kernel, Shape)> {
+    let kernel = ForHeads::of(attention, &[FORWARD_64, FORWARD_128], dtype)?;
+    let (queries, keys) = match kernel.element {
+        2 => (ROWS.1, 64),
+        _ => (ROWS.0, 32),
+    };
+    // A tile of queries, two stages of a tile of keys and a tile of values.
+    let blocks = attention.pairs() * attention.queries.div_ceil(queries);
+    let shape = kernel.shape(blocks, THREADS, queries + 4 * keys, 0);
+    Ok((kernel.kernel, shape))
 }
 
 /// q, k and v in the dtype of the operands of products.

@@ -56,12 +56,32 @@ impl Loaded {
     }
 }
 
+/// A loaded module, and the architecture whose machine code or PTX it is.
+#[derive(Clone)]
+struct Code {
+    module: Arc<CudaModule>,
+    architecture: &'static str,
+}
+
 /// By ordinal of the GPU and name. All devices of candle on a GPU share the driver's primary context, and a loaded module keeps
 /// that alive, so functions serve every one of them.
 #[derive(Default)]
 struct Cache {
-    modules: HashMap<(usize, &'static str), Arc<CudaModule>>,
+    modules: HashMap<(usize, &'static str), Code>,
     functions: HashMap<(usize, &'static str), Arc<Loaded>>,
+}
+
+impl Cache {
+    /// `module` on `gpu`, loaded if it was not used before.
+    fn code(&mut self, gpu: &Gpu, module: &'static Module) -> Result<Code> {
+        let key = (gpu.stream().context().ordinal(), module.name);
+        if let Some(code) = self.modules.get(&key) {
+            return Ok(code.clone());
+        }
+        let code = load(gpu, module)?;
+        self.modules.insert(key, code.clone());
+        Ok(code)
+    }
 }
 
 static CACHE: Mutex<Option<Cache>> = Mutex::new(None);
@@ -74,17 +94,8 @@ pub(super) fn function(gpu: &Gpu, kernel: &Kernel) -> Result<Arc<Loaded>> {
     if let Some(loaded) = cache.functions.get(&(ordinal, kernel.name)) {
         return Ok(loaded.clone());
     }
-    let module = match cache.modules.get(&(ordinal, kernel.module.name)) {
-        Some(module) => module.clone(),
-        None => {
-            let module = load(gpu, kernel.module)?;
-            cache
-                .modules
-                .insert((ordinal, kernel.module.name), module.clone());
-            module
-        }
-    };
-    let function = module.load_function(kernel.name).map_err(|error| {
+    let code = cache.code(gpu, kernel.module)?;
+    let function = code.module.load_function(kernel.name).map_err(|error| {
         candle_core::Error::wrap(error).context(format!("kernel {}", kernel.name))
     })?;
     let loaded = Arc::new(Loaded {
@@ -98,15 +109,31 @@ pub(super) fn function(gpu: &Gpu, kernel: &Kernel) -> Result<Arc<Loaded>> {
     Ok(loaded)
 }
 
+/// The architecture whose machine code or PTX `gpu` runs of `module`: kernels that only one architecture has are launched by it.
+pub(super) fn architecture(gpu: &Gpu, module: &'static Module) -> Result<&'static str> {
+    let mut cache = lock(&CACHE);
+    Ok(cache
+        .get_or_insert_default()
+        .code(gpu, module)?
+        .architecture)
+}
+
 /// The machine code of `module` for the chip, or if there is none, or the driver does not take it, the PTX.
-fn load(gpu: &Gpu, module: &Module) -> Result<Arc<CudaModule>> {
+fn load(gpu: &Gpu, module: &Module) -> Result<Code> {
     let stream = gpu.stream();
     let context = stream.context();
     let refused = match module.cubin(gpu.capability()) {
-        Some(cubin) => match context.load_module(Ptx::from_binary(cubin.to_vec())) {
-            Ok(loaded) => return Ok(loaded),
-            Err(error) => format!("; its machine code: {error}"),
-        },
+        Some((architecture, cubin)) => {
+            match context.load_module(Ptx::from_binary(cubin.to_vec())) {
+                Ok(module) => {
+                    return Ok(Code {
+                        module,
+                        architecture,
+                    });
+                }
+                Err(error) => format!("; its machine code: {error}"),
+            }
+        }
         None => String::new(),
     };
     let Some(ptx) = module.ptx(gpu.capability()) else {
@@ -120,10 +147,16 @@ fn load(gpu: &Gpu, module: &Module) -> Result<Arc<CudaModule>> {
         ))
         .into());
     };
-    context.load_module(Ptx::from_src(ptx)).map_err(|error| {
-        let module = format!("the PTX of module {}{refused}", module.name);
-        candle_core::Error::wrap(error).context(module).into()
-    })
+    match context.load_module(Ptx::from_src(ptx)) {
+        Ok(loaded) => Ok(Code {
+            module: loaded,
+            architecture: module.ptx.0,
+        }),
+        Err(error) => {
+            let module = format!("the PTX of module {}{refused}", module.name);
+            Err(candle_core::Error::wrap(error).context(module).into())
+        }
+    }
 }
 
 impl Module {
@@ -137,14 +170,14 @@ impl Module {
         fits.then_some(text)
     }
 
-    /// The machine code for a chip of `capability`: that of its major number and of at most its minor one.
-    fn cubin(&self, capability: (i32, i32)) -> Option<&'static [u8]> {
+    /// The machine code for a chip of `capability`, that of its major number and of at most its minor one, with its architecture.
+    fn cubin(&self, capability: (i32, i32)) -> Option<(&'static str, &'static [u8])> {
         let mut fitting = self.cubins.iter().filter(|(arch, code)| {
             let (of, only) = number(arch);
             let runs = of.0 == capability.0 && of.1 <= capability.1;
             !code.is_empty() && if only { of == capability } else { runs }
         });
-        fitting.next_back().map(|(_, code)| *code)
+        fitting.next_back().copied()
     }
 }
 
@@ -173,12 +206,12 @@ mod tests {
             ],
             resources: "",
         };
-        let cubin = |capability| module.cubin(capability).map(|code| code.to_vec());
-        assert_eq!(cubin((8, 0)), Some(b"80".to_vec()));
-        assert_eq!(cubin((8, 6)), Some(b"80".to_vec()));
-        assert_eq!(cubin((8, 9)), Some(b"89".to_vec()));
-        assert_eq!(cubin((9, 0)), Some(b"90a".to_vec()));
-        assert_eq!(cubin((10, 3)), Some(b"100".to_vec()));
+        let cubin = |capability| module.cubin(capability);
+        assert_eq!(cubin((8, 0)), Some(("80", b"80".as_slice())));
+        assert_eq!(cubin((8, 6)), Some(("80", b"80".as_slice())));
+        assert_eq!(cubin((8, 9)), Some(("89", b"89".as_slice())));
+        assert_eq!(cubin((9, 0)), Some(("90a", b"90a".as_slice())));
+        assert_eq!(cubin((10, 3)), Some(("100", b"100".as_slice())));
         assert_eq!(cubin((12, 0)), None);
         assert_eq!(module.ptx((12, 0)), Some("of 89"));
         assert_eq!(module.ptx((8, 0)), None);

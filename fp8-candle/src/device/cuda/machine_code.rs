@@ -28,14 +28,24 @@ const LOADS: [(&str, usize); 12] = [
 
 /// Kernels of attention for 16-bit elements, by the beginning of their names, and the most bytes of matrices that their longest loop
 /// reads from shared memory for each product of 16x8x16. A multiprocessor reads 128 bytes in the 1.6 clocks or so in which it does
-/// `mma.sync` once, 205 in all. The backward pass exchanges another 21 to 64 between warps.
-const MATRICES: [(&str, usize); 6] = [
+/// `mma.sync` once, 205 in all. The backward pass exchanges another 21 to 64 between warps. Products of warpgroups take 1 clock,
+/// so these may read 128.
+const MATRICES: [(&str, usize); 8] = [
+    ("fp8_attention_forward_wgmma_d64_", 80),
+    ("fp8_attention_forward_wgmma_d128_", 80),
     ("fp8_attention_forward_d64_", 128),
     ("fp8_attention_forward_d128_", 160),
     ("fp8_attention_backward_kv_d64_", 64),
     ("fp8_attention_backward_kv_d128_", 128),
     ("fp8_attention_backward_q_d64_", 128),
     ("fp8_attention_backward_q_d128_", 128),
+];
+
+/// Kernels on products of warpgroups, by the beginning of their names: how many of these their longest loop starts, and how many
+/// exponentials it takes while some are under way: a thread has 64 logits of a step, and two factors of what was summed before.
+const WARPGROUPS: [(&str, usize, usize); 2] = [
+    ("fp8_attention_forward_wgmma_d64_", 12, 66),
+    ("fp8_attention_forward_wgmma_d128_", 16, 66),
 ];
 
 /// Machine code of kernels by their names: sections `.text.<name>` of a 64-bit ELF file.
@@ -83,9 +93,40 @@ impl Instruction {
         self.bits(0, 12) == 0x23C
     }
 
+    /// Columns of a product of a warpgroup (HGMMA), and whether its left operand is in shared memory too.
+    fn warpgroup_product(&self) -> Option<(usize, bool)> {
+        let opcode = self.bits(0, 12);
+        let columns = 8 * (self.bits(53, 8) as usize + 1);
+        matches!(opcode, 0x9F0 | 0xDF0).then_some((columns, opcode == 0x9F0))
+    }
+
+    /// How many products of 16x8x16 it is.
+    fn products(&self) -> usize {
+        let of_warpgroup = self.warpgroup_product().map(|(columns, _)| columns / 2);
+        of_warpgroup.unwrap_or(usize::from(self.multiplies()))
+    }
+
     /// A load of four 8x8 matrices of 16-bit elements from shared memory (LDSM).
     fn loads_matrices(&self) -> bool {
         self.bits(0, 12) == 0x83B
+    }
+
+    /// Bytes of matrices of 16-bit elements that it reads from shared memory.
+    fn matrix_bytes(&self) -> usize {
+        match self.warpgroup_product() {
+            Some((columns, left)) => 2 * 16 * (columns + if left { 64 } else { 0 }),
+            None => 512 * usize::from(self.loads_matrices()),
+        }
+    }
+
+    /// How many groups of products of warpgroups may be under way behind it, if it is a wait for them (WARPGROUP.DEPBAR).
+    fn waits_for_products(&self) -> Option<u32> {
+        (self.bits(0, 12) == 0x9C5 && self.bits(47, 1) == 1).then(|| self.bits(72, 3))
+    }
+
+    /// An exponential or another special function (MUFU).
+    fn is_special(&self) -> bool {
+        self.bits(0, 12) == 0x308
     }
 
     /// How far a branch (BRA) goes, in instructions from the next one.
@@ -120,22 +161,44 @@ fn in_flight(code: &[u8]) -> usize {
     most
 }
 
-/// Bytes of matrices that the loop with the most products reads from shared memory for each of them, 0 if there is none: of
-/// such loops the shortest.
-fn matrices_per_product(code: &[u8]) -> usize {
+/// The loop with the most products, and of such loops the shortest.
+fn longest_loop(code: &[u8]) -> Vec<Instruction> {
     let words = code.as_chunks::<16>().0.iter();
-    let code: Vec<Instruction> = words
+    let mut code: Vec<Instruction> = words
         .map(|word| Instruction(u128::from_le_bytes(*word)))
         .collect();
     let loops = code.iter().enumerate().filter_map(|(at, instruction)| {
-        let first = at as i64 + 1 + instruction.jump()?;
-        let body = code.get(usize::try_from(first).ok()?..=at)?;
-        let products = body.iter().filter(|i| i.multiplies()).count();
-        let loads = body.iter().filter(|i| i.loads_matrices()).count();
-        Some((products, std::cmp::Reverse(body.len()), loads))
+        let first = usize::try_from(at as i64 + 1 + instruction.jump()?).ok()?;
+        let products: usize = code.get(first..=at)?.iter().map(|i| i.products()).sum();
+        Some((products, std::cmp::Reverse(at - first), first, at))
     });
-    let most = loops.max().filter(|&(products, ..)| products > 0);
-    most.map_or(0, |(products, _, loads)| (512 * loads).div_ceil(products))
+    match loops.max() {
+        Some((products, _, first, last)) if products > 0 => code.drain(first..=last).collect(),
+        _ => vec![],
+    }
+}
+
+/// Bytes of matrices that a loop reads from shared memory for each of its products, 0 if it has none.
+fn matrices_per_product(body: &[Instruction]) -> usize {
+    let products: usize = body.iter().map(|i| i.products()).sum();
+    let bytes: usize = body.iter().map(|i| i.matrix_bytes()).sum();
+    if products == 0 {
+        return 0;
+    }
+    bytes.div_ceil(products)
+}
+
+/// Products of warpgroups in a loop, and special functions between a wait for some of them and that for all.
+fn warpgroups(body: &[Instruction]) -> (usize, usize) {
+    let (mut products, mut beside, mut under_way) = (0, 0, false);
+    for instruction in body {
+        products += usize::from(instruction.warpgroup_product().is_some());
+        beside += usize::from(under_way && instruction.is_special());
+        if let Some(left) = instruction.waits_for_products() {
+            under_way = left > 0;
+        }
+    }
+    (products, beside)
 }
 
 /// What the assembler says of a kernel: registers and bytes that are spilled.
@@ -172,7 +235,7 @@ fn kernels_for_hopper_are_short_and_stay_in_registers() {
         for (name, code) in code(cubin) {
             let (registers, spilled) = resources[name.as_str()];
             let (instructions, loads) = (code.len() / 16, in_flight(code));
-            let matrices = matrices_per_product(code);
+            let matrices = matrices_per_product(&longest_loop(code));
             println!(
                 "{name}: {instructions} instructions, {registers} registers, {loads} bytes in flight, {matrices} bytes of matrices \
                  a product"
@@ -198,12 +261,27 @@ fn kernels_for_hopper_are_short_and_stay_in_registers() {
             let Some((_, most)) = bound.filter(|_| !name.ends_with("f32")) else {
                 continue;
             };
-            let matrices = matrices_per_product(code);
+            let body = longest_loop(code);
+            let matrices = matrices_per_product(&body);
             if matrices == 0 || matrices > *most {
                 faults.push(format!(
                     "{name}: {matrices} bytes of matrices a product, expected {most}"
                 ));
             }
+            let expected = WARPGROUPS
+                .iter()
+                .find(|(start, ..)| name.starts_with(start));
+            let expected = expected.map_or((0, 0), |&(_, products, beside)| (products, beside));
+            let (products, beside) = warpgroups(&body);
+            if products != expected.0 || beside < expected.1 {
+                faults.push(format!(
+                    "{name}: {products} products of warpgroups and {beside} special functions beside them, expected {expected:?}"
+                ));
+            }
+        }
+        // The assembler says so where it waits for each product before the next.
+        if module.resources.contains("serialized") {
+            faults.push(format!("{}: products wait for each other", module.name));
         }
         assert!(
             !resources.is_empty(),

@@ -6,6 +6,7 @@ mod adamw_table;
 pub(crate) mod adamw_tensors;
 mod arena;
 pub(crate) mod attention;
+mod attention_wgmma;
 mod cast;
 mod chip;
 mod codes;

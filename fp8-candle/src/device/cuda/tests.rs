@@ -16,6 +16,7 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::adamw_table::ADAMW_TABLE_KERNELS,
     super::attention::ATTENTION[0],
     super::attention::ATTENTION[1],
+    super::attention::ATTENTION[2],
 ];
 
 /// Every declared kernel.
