@@ -82,7 +82,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
   using Tiles = typename Groups::Tiles;
   constexpr int KEYS = Groups::KEYS, N = KEYS / 8;
   constexpr uint32_t TILE_BYTES = KEYS * D * sizeof(__nv_bfloat16);
-  const uint64_t q = rows_descriptor(shared_address(q_tile) + group * 64 * PANEL_ROW_BYTES);
+  const LeftPanels<D, Groups::QUERIES, false> q(q_tile, 64 * group);
   const uint32_t tiles = shared_address(q_tile + Groups::QUERIES * D);
 
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
 
   const auto tile = [&](int place) { return tiles + Tiles::slot(place) * TILE_BYTES; };
   const auto start_logits = [&](int place) {
-    multiply_panels<D, Groups::QUERIES, KEYS>(s, q, rows_descriptor(tile(place)));
+    q.template multiply<KEYS>(s, tile(place));
     wgmma_commit();
   };
   const auto start_values = [&](int place) {

@@ -67,7 +67,7 @@ __device__ __forceinline__ void copy_panels(__nv_bfloat16* tile, const Heads<con
                                             int head_dim) {
   constexpr int CHUNKS = D / 8, STRIDE = WARPGROUP_THREADS / CHUNKS;
   static_assert(ROWS % STRIDE == 0 && STRIDE % 8 == 0, "whole passes, in which a thread permutes chunks in one way");
-  const int thread = threadIdx.x % WARPGROUP_THREADS, chunk = thread % CHUNKS, offset = thread / CHUNKS;
+  const int thread = recomputed(threadIdx.x) % WARPGROUP_THREADS, chunk = thread % CHUNKS, offset = thread / CHUNKS;
   const int left = 8 * chunk < head_dim ? rows - first - offset : 0;
   const __nv_bfloat16* source = x.row(first + offset) + 8 * chunk;
   __nv_bfloat16* const to = tile + chunk / 8 * ROWS * PANEL_COLUMNS + offset * PANEL_COLUMNS + 8 * (chunk % 8 ^ offset % 8);
@@ -84,18 +84,43 @@ template <int ROWS> __device__ __forceinline__ uint64_t columns_descriptor(uint3
   return matrix_descriptor(address, ROWS * PANEL_ROW_BYTES);
 }
 
-// Starts d = a b^T: 64 rows of a tile of A_ROWS and all 8 N rows of a tile of B_ROWS, summed over D columns.
-template <int D, int A_ROWS, int B_ROWS, int N>
-__device__ __forceinline__ void multiply_panels(float (&d)[N][4], uint64_t a, uint64_t b) {
+// 64 rows of a tile of ROWS rows, from `first` on, as the left operand of products that sum over D columns. Held in registers, which
+// then are read from shared memory once, or read again by each product.
+template <int D, int ROWS, bool HELD> struct LeftPanels {
+  uint32_t held[HELD ? D / 16 : 1][4];
+  uint64_t descriptor;
+
+  __device__ __forceinline__ LeftPanels(const __nv_bfloat16* tile, int first) {
+    if constexpr (HELD) {
+      const int lane = threadIdx.x & 31, row = first + 16 * (threadIdx.x / 32 % 4) + (lane & 15);
 #pragma unroll
-  for (int c = 0; c < D / 16; c++) {
-    // 16 columns, four times in a panel.
-    const int panel = c / 4 * PANEL_ROW_BYTES, in_panel = c % 4 * 32;
-    const uint64_t left = a + (panel * A_ROWS + in_panel) / 16, right = b + (panel * B_ROWS + in_panel) / 16;
-    if (c == 0) wgmma_rows<false>(d, left, right);
-    else wgmma_rows<true>(d, left, right);
+      for (int c = 0; c < D / 16; c++) {
+        const int chunk = c % 4 * 2 + (lane >> 4);
+        ldmatrix_x4(held[c], tile + (c / 4 * ROWS + row) * PANEL_COLUMNS + 8 * (chunk ^ (lane & 7)));
+      }
+    } else {
+      descriptor = rows_descriptor(shared_address(tile) + first * PANEL_ROW_BYTES);
+    }
   }
-}
+
+  // Starts d = a b^T: all 8 N rows of the tile of B_ROWS rows at address `b`.
+  template <int B_ROWS, int N> __device__ __forceinline__ void multiply(float (&d)[N][4], uint32_t b) const {
+#pragma unroll
+    for (int c = 0; c < D / 16; c++) {
+      // 16 columns, four times in a panel.
+      const int panel = c / 4 * PANEL_ROW_BYTES, in_panel = c % 4 * 32;
+      const uint64_t right = rows_descriptor(b) + (panel * B_ROWS + in_panel) / 16;
+      if constexpr (HELD) {
+        if (c == 0) wgmma_rows<false>(d, held[c], right);
+        else wgmma_rows<true>(d, held[c], right);
+      } else {
+        const uint64_t left = descriptor + (panel * ROWS + in_panel) / 16;
+        if (c == 0) wgmma_rows<false>(d, left, right);
+        else wgmma_rows<true>(d, left, right);
+      }
+    }
+  }
+};
 
 // Starts d += p b: p [64, ROWS] rounded results, b the tile of ROWS rows at `address`.
 template <int ROWS, int N>

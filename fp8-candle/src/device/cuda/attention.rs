@@ -25,10 +25,11 @@ kernels! { ATTENTION_BACKWARD_KERNELS in ATTENTION_BACKWARD;
 
 /// All modules of attention with their kernels.
 #[cfg(test)]
-pub(crate) const ATTENTION: [&[&[Kernel]]; 3] = [
+pub(crate) const ATTENTION: [&[&[Kernel]]; 4] = [
     ATTENTION_FORWARD_KERNELS,
     attention_wgmma::ATTENTION_FORWARD_WGMMA_KERNELS,
     ATTENTION_BACKWARD_KERNELS,
+    attention_wgmma::ATTENTION_BACKWARD_WGMMA_KERNELS,
 ];
 
 const NAME: &str = "attention";
@@ -174,6 +175,38 @@ fn forward_launch(attention: &Attention, dtype: DType) -> Result<(Kernel, Shape)
     Ok((kernel.kernel, shape))
 }
 
+/// The kernel of the gradients of keys and values on `mma.sync`, and its launch.
+fn backward_kv_launch(attention: &Attention, dtype: DType) -> Result<(Kernel, Shape)> {
+    let kernel = ForHeads::of(attention, &[BACKWARD_KV_64, BACKWARD_KV_128], dtype)?;
+    // Keys of a block, queries of a stage, pairs of warps, and probabilities that these exchange.
+    let (keys, queries, pairs, exchanged) = match (kernel.element, kernel.head_dim) {
+        (2, 128) => (128, 64, 4, 2 * 4 * 32 * 32),
+        (2, _) => (128, 64, 2, 2 * 2 * 64 * 16),
+        _ => (32, 16, 2, 2 * 16 * 16),
+    };
+    let blocks = attention.batch * attention.kv_heads * attention.keys.div_ceil(keys);
+    // Two stages of q, its gradient and two statistics; keys and values beside them, or in their place until they are in registers.
+    let beside = if kernel.element == 2 { 0 } else { 2 * keys };
+    let (rows, floats) = (beside + 4 * queries, 4 * queries + exchanged);
+    let shape = kernel.shape(blocks, 64 * pairs, rows, floats);
+    Ok((kernel.kernel, shape))
+}
+
+/// The kernel of the gradient of queries on `mma.sync`, and its launch.
+fn backward_q_launch(attention: &Attention, dtype: DType) -> Result<(Kernel, Shape)> {
+    let kernel = ForHeads::of(attention, &[BACKWARD_Q_64, BACKWARD_Q_128], dtype)?;
+    // Queries of a block, its threads, rows of two stages of keys and values with, where they are not in registers, q and the
+    // result's gradient, and what warps exchange: two buffers of 32 keys by 128 queries of 2 bytes.
+    let (queries, threads, rows, floats) = match (kernel.element, kernel.head_dim) {
+        (2, 128) => (ROWS.1, 2 * THREADS, 4 * 64, 2 * 32 * 128 / 2),
+        (2, _) => (ROWS.1, THREADS, 4 * 64, 0),
+        _ => (ROWS.0, THREADS, 2 * ROWS.0 + 4 * 16, 0),
+    };
+    let blocks = attention.pairs() * attention.queries.div_ceil(queries);
+    let shape = kernel.shape(blocks, threads, rows, floats);
+    Ok((kernel.kernel, shape))
+}
+
 /// q, k and v in the dtype of the operands of products.
 fn operands(attention: &Attention, qkv: [&Tensor; 3]) -> Result<[Tensor; 3]> {
     let [q, k, v] = qkv.map(|x| x.to_dtype(attention.operands.unwrap_or(x.dtype())));
@@ -217,21 +250,12 @@ struct Backward<'a> {
 impl Backward<'_> {
     fn kv(&self) -> Result<[Tensor; 2]> {
         let (k, v, a) = (&self.inputs[1], &self.inputs[2], self.attention);
-        let kernel = ForHeads::of(a, &[BACKWARD_KV_64, BACKWARD_KV_128], k.dtype())?;
-        // Keys of a block, queries of a stage, pairs of warps, and probabilities that these exchange.
-        let (keys, queries, pairs, exchanged) = match (kernel.element, kernel.head_dim) {
-            (2, 128) => (128, 64, 4, 2 * 4 * 32 * 32),
-            (2, _) => (128, 64, 2, 2 * 2 * 64 * 16),
-            _ => (32, 16, 2, 2 * 16 * 16),
+        let (kernel, shape) = match attention_wgmma::backward_kv(&self.gpu, a, k.dtype())? {
+            Some(launch) => launch,
+            None => backward_kv_launch(a, k.dtype())?,
         };
         let dk = self.gpu.alloc(k.dtype(), k.elem_count())?;
         let dv = self.gpu.alloc(v.dtype(), v.elem_count())?;
-        let blocks = a.batch * a.kv_heads * a.keys.div_ceil(keys);
-        // Two stages of q, its gradient and two statistics; keys and values beside them, or in their place until they are in
-        // registers.
-        let beside = if kernel.element == 2 { 0 } else { 2 * keys };
-        let (rows, floats) = (beside + 4 * queries, 4 * queries + exchanged);
-        let shape = kernel.shape(blocks, 64 * pairs, rows, floats);
         // SAFETY: k and v have the same shape, and so do these.
         unsafe { self.launch(&kernel, shape, &[&dk, &dv], k) }?;
         Ok([dk.into_tensor(k.shape())?, dv.into_tensor(v.shape())?])
@@ -239,17 +263,11 @@ impl Backward<'_> {
 
     fn q(&self) -> Result<Tensor> {
         let (q, a) = (&self.inputs[0], self.attention);
-        let kernel = ForHeads::of(a, &[BACKWARD_Q_64, BACKWARD_Q_128], q.dtype())?;
-        // Queries of a block, its threads, rows of two stages of keys and values with, where they are not in registers, q and
-        // the result's gradient, and what warps exchange: two buffers of 32 keys by 128 queries of 2 bytes.
-        let (queries, threads, rows, floats) = match (kernel.element, kernel.head_dim) {
-            (2, 128) => (ROWS.1, 2 * THREADS, 4 * 64, 2 * 32 * 128 / 2),
-            (2, _) => (ROWS.1, THREADS, 4 * 64, 0),
-            _ => (ROWS.0, THREADS, 2 * ROWS.0 + 4 * 16, 0),
+        let (kernel, shape) = match attention_wgmma::backward_q(&self.gpu, a, q.dtype())? {
+            Some(launch) => launch,
+            None => backward_q_launch(a, q.dtype())?,
         };
         let dq = self.gpu.alloc(q.dtype(), q.elem_count())?;
-        let blocks = a.pairs() * a.queries.div_ceil(queries);
-        let shape = kernel.shape(blocks, threads, rows, floats);
         // SAFETY: dq is as large as q.
         unsafe { self.launch(&kernel, shape, &[&dq], q) }?;
         dq.into_tensor(q.shape())
@@ -259,7 +277,7 @@ impl Backward<'_> {
     /// `results` are the outputs of `kernel`, with the shape and dtype of `like`.
     unsafe fn launch(
         &self,
-        kernel: &ForHeads,
+        kernel: &Kernel,
         shape: Shape,
         results: &[&Buffer],
         like: &Tensor,
@@ -281,7 +299,7 @@ impl Backward<'_> {
             ));
             // SAFETY: the inputs have the shapes of `attention`, unit stride in the last dimension and 16-byte aligned rows;
             // the statistics have a padded row per batch and head; the caller guarantees the results.
-            unsafe { launch(&self.gpu, &kernel.kernel, shape, &args) }
+            unsafe { launch(&self.gpu, kernel, shape, &args) }
         })
     }
 }

@@ -12,41 +12,102 @@ kernels! { ATTENTION_FORWARD_WGMMA_KERNELS in ATTENTION_FORWARD_WGMMA;
     FORWARD_128 = one "fp8_attention_forward_wgmma_d128_bf16"("ppppplllllllllllliiiiiif");
 }
 
+kernels! { ATTENTION_BACKWARD_WGMMA_KERNELS in ATTENTION_BACKWARD_WGMMA;
+    BACKWARD_KV_64 = one "fp8_attention_backward_kv_wgmma_d64_bf16"("pppppplllllllllllliiiiiiffpplll");
+    BACKWARD_KV_128 = one "fp8_attention_backward_kv_wgmma_d128_bf16"("pppppplllllllllllliiiiiiffpplll");
+    BACKWARD_Q_64 = one "fp8_attention_backward_q_wgmma_d64_bf16"("pppppplllllllllllliiiiiiffplll");
+    BACKWARD_Q_128 = one "fp8_attention_backward_q_wgmma_d128_bf16"("pppppplllllllllllliiiiiiffplll");
+}
+
 /// The architecture whose code has these kernels; elsewhere they are empty.
 const ARCHITECTURE: &str = "90a";
-/// Threads of a warpgroup, and the queries that it computes.
+/// Threads of a warpgroup, and the queries or keys that it computes.
 const THREADS: usize = 128;
-const QUERIES: usize = 64;
-/// Keys of a step, and tiles of keys or values in shared memory.
-const KEYS: usize = 128;
+const ROWS: usize = 64;
+/// Tiles or pairs of tiles that are in shared memory beside those that stay.
 const SLOTS: usize = 4;
 
-/// The kernel of a forward pass and its launch, or `None` where `mma.sync` computes it: on other chips, where a program has no
-/// code for Hopper or the driver does not take it, for f32 and f16, and for a softmax scale that is not above 0 (`scale_log2`
-/// is what the kernel gets of it).
+/// A kernel on products of warpgroups, with its launch.
+type Launch = (Kernel, Shape);
+
+/// Whether `gpu` runs the kernels of the module of `kernel` for tensors of `dtype`. `mma.sync` computes the rest: other chips,
+/// programs that have no code for Hopper or whose code the driver does not take, f32 and f16.
+fn runs(gpu: &Gpu, kernel: &Kernel, dtype: DType) -> Result<bool> {
+    let fits = gpu.capability() == (9, 0) && dtype == DType::BF16;
+    Ok(fits && loaded::architecture(gpu, kernel.module)? == ARCHITECTURE)
+}
+
+/// The kernel for the next larger head size, and that size.
+fn for_heads(attention: &Attention, kernels: [Kernel; 2]) -> (Kernel, usize) {
+    match attention.head_dim {
+        ..=64 => (kernels[0], 64),
+        _ => (kernels[1], 128),
+    }
+}
+
+/// `blocks` blocks of `groups` warpgroups and one that copies, with shared memory for `elements` of bf16 and `floats` f32.
+fn shape(blocks: usize, groups: usize, elements: usize, floats: usize) -> Shape {
+    let bytes = elements * DType::BF16.size_in_bytes() + floats * size_of::<f32>();
+    Shape {
+        shared: bytes as u32,
+        ..Shape::blocks(blocks, ((groups + 1) * THREADS) as u32)
+    }
+}
+
+/// A forward pass in `dtype`, if it runs on products of warpgroups: the softmax scale has to be above 0 (`scale_log2` is what the
+/// kernel gets of it).
 pub(super) fn forward(
     gpu: &Gpu,
     attention: &Attention,
     dtype: DType,
     scale_log2: f32,
-) -> Result<Option<(Kernel, Shape)>> {
-    if gpu.capability() != (9, 0) || dtype != DType::BF16 || !(scale_log2 > 0.0) {
+) -> Result<Option<Launch>> {
+    const KEYS: usize = 128;
+    let (kernel, head_dim) = for_heads(attention, [FORWARD_64, FORWARD_128]);
+    if scale_log2.is_nan() || scale_log2 <= 0.0 || !runs(gpu, &kernel, dtype)? {
         return Ok(None);
     }
-    // Warpgroups with queries; one more copies.
-    let (kernel, head_dim, groups) = match attention.head_dim {
-        ..=64 => (FORWARD_64, 64, 3),
-        _ => (FORWARD_128, 128, 2),
-    };
-    if loaded::architecture(gpu, kernel.module)? != ARCHITECTURE {
-        return Ok(None);
-    }
-    let queries = groups * QUERIES;
+    let groups = if head_dim == 64 { 3 } else { 2 };
+    let queries = groups * ROWS;
     let blocks = attention.pairs() * attention.queries.div_ceil(queries);
-    let rows = queries + SLOTS * KEYS;
-    let shape = Shape {
-        shared: (rows * head_dim * dtype.size_in_bytes()) as u32,
-        ..Shape::blocks(blocks, ((groups + 1) * THREADS) as u32)
-    };
+    let elements = (queries + SLOTS * KEYS) * head_dim;
+    Ok(Some((kernel, shape(blocks, groups, elements, 0))))
+}
+
+/// Warpgroups that compute in a block of the backward pass, and queries or keys of a step.
+const BACKWARD_GROUPS: usize = 2;
+const BACKWARD_STEP: usize = 64;
+
+/// Two tiles of a block's rows, and in each slot two of a step's.
+fn backward_elements(head_dim: usize) -> usize {
+    2 * (BACKWARD_GROUPS * ROWS + SLOTS * BACKWARD_STEP) * head_dim
+}
+
+/// The gradients of keys and values in `dtype`, if they run on products of warpgroups.
+pub(super) fn backward_kv(
+    gpu: &Gpu,
+    attention: &Attention,
+    dtype: DType,
+) -> Result<Option<Launch>> {
+    let (kernel, head_dim) = for_heads(attention, [BACKWARD_KV_64, BACKWARD_KV_128]);
+    if !runs(gpu, &kernel, dtype)? {
+        return Ok(None);
+    }
+    let tiles = attention.keys.div_ceil(BACKWARD_GROUPS * ROWS);
+    let blocks = attention.batch * attention.kv_heads * tiles;
+    // Each slot has two statistics of its queries too.
+    let floats = SLOTS * 2 * BACKWARD_STEP;
+    let shape = shape(blocks, BACKWARD_GROUPS, backward_elements(head_dim), floats);
+    Ok(Some((kernel, shape)))
+}
+
+/// The gradient of queries in `dtype`, if it runs on products of warpgroups.
+pub(super) fn backward_q(gpu: &Gpu, attention: &Attention, dtype: DType) -> Result<Option<Launch>> {
+    let (kernel, head_dim) = for_heads(attention, [BACKWARD_Q_64, BACKWARD_Q_128]);
+    if !runs(gpu, &kernel, dtype)? {
+        return Ok(None);
+    }
+    let blocks = attention.pairs() * attention.queries.div_ceil(BACKWARD_GROUPS * ROWS);
+    let shape = shape(blocks, BACKWARD_GROUPS, backward_elements(head_dim), 0);
     Ok(Some((kernel, shape)))
 }

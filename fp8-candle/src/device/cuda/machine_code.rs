@@ -30,9 +30,13 @@ const LOADS: [(&str, usize); 12] = [
 /// reads from shared memory for each product of 16x8x16. A multiprocessor reads 128 bytes in the 1.6 clocks or so in which it does
 /// `mma.sync` once, 205 in all. The backward pass exchanges another 21 to 64 between warps. Products of warpgroups take 1 clock,
 /// so these may read 128.
-const MATRICES: [(&str, usize); 8] = [
+const MATRICES: [(&str, usize); 12] = [
     ("fp8_attention_forward_wgmma_d64_", 80),
     ("fp8_attention_forward_wgmma_d128_", 80),
+    ("fp8_attention_backward_kv_wgmma_d64_", 64),
+    ("fp8_attention_backward_kv_wgmma_d128_", 96),
+    ("fp8_attention_backward_q_wgmma_d64_", 64),
+    ("fp8_attention_backward_q_wgmma_d128_", 64),
     ("fp8_attention_forward_d64_", 128),
     ("fp8_attention_forward_d128_", 160),
     ("fp8_attention_backward_kv_d64_", 64),
@@ -42,10 +46,15 @@ const MATRICES: [(&str, usize); 8] = [
 ];
 
 /// Kernels on products of warpgroups, by the beginning of their names: how many of these their longest loop starts, and how many
-/// exponentials it takes while some are under way: a thread has 64 logits of a step, and two factors of what was summed before.
-const WARPGROUPS: [(&str, usize, usize); 2] = [
+/// exponentials it takes while some are under way: a thread has 64 logits of a step, and two factors of what was summed before; in the
+/// backward pass 32.
+const WARPGROUPS: [(&str, usize, usize); 6] = [
     ("fp8_attention_forward_wgmma_d64_", 12, 66),
     ("fp8_attention_forward_wgmma_d128_", 16, 66),
+    ("fp8_attention_backward_kv_wgmma_d64_", 16, 32),
+    ("fp8_attention_backward_kv_wgmma_d128_", 24, 32),
+    ("fp8_attention_backward_q_wgmma_d64_", 12, 32),
+    ("fp8_attention_backward_q_wgmma_d128_", 20, 32),
 ];
 
 /// Machine code of kernels by their names: sections `.text.<name>` of a 64-bit ELF file.
@@ -188,14 +197,16 @@ fn matrices_per_product(body: &[Instruction]) -> usize {
     bytes.div_ceil(products)
 }
 
-/// Products of warpgroups in a loop, and special functions between a wait for some of them and that for all.
+/// Products of warpgroups in a loop, and special functions between the start of one and the wait for all.
 fn warpgroups(body: &[Instruction]) -> (usize, usize) {
     let (mut products, mut beside, mut under_way) = (0, 0, false);
     for instruction in body {
-        products += usize::from(instruction.warpgroup_product().is_some());
+        if instruction.warpgroup_product().is_some() {
+            (products, under_way) = (products + 1, true);
+        }
         beside += usize::from(under_way && instruction.is_special());
-        if let Some(left) = instruction.waits_for_products() {
-            under_way = left > 0;
+        if instruction.waits_for_products() == Some(0) {
+            under_way = false;
         }
     }
     (products, beside)

@@ -17,6 +17,7 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::attention::ATTENTION[0],
     super::attention::ATTENTION[1],
     super::attention::ATTENTION[2],
+    super::attention::ATTENTION[3],
 ];
 
 /// Every declared kernel.

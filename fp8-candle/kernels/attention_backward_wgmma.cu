@@ -1,0 +1,372 @@
+// The backward pass of attention_backward.cu for Hopper and bf16, on products of warpgroups: the same two kernels, so that no sum
+// depends on scheduling.
+//
+// One warpgroup of a block copies tiles, the others have 64 keys or 64 queries each. These start the products of a step together
+// with the sums of the step before it, and take the exponentials of the one while the others run.
+#include "attention_wgmma.cuh"
+
+struct BackwardGroups {
+  // Warpgroups that compute, rows of a block (keys or queries), rows per step (of the other).
+  static constexpr int GROUPS = 2, ROWS = 64 * GROUPS, STEP = 64;
+  // Two tiles in each slot. A warpgroup starts a step before it has finished the one before.
+  static constexpr int SLOTS = 4;
+  using Tiles = Ring<GROUPS, SLOTS, 2>;
+  static constexpr int THREADS = Tiles::THREADS;
+  // Registers of a thread that copies, and of one that computes: together those of a multiprocessor.
+  static constexpr int COPY_REGISTERS = 24, REGISTERS = 240;
+};
+
+#ifdef FP8_WGMMA
+
+// What both kernels get.
+struct Inputs {
+  Heads<const __nv_bfloat16> q, k, v, dout;
+  const float *lse, *delta;
+  float softmax_scale_log2, softmax_scale;
+};
+
+// The bits of all numbers of an array: negative only if one of these is.
+template <int N> __device__ __forceinline__ int all_bits(const float (&x)[N][4]) {
+  int bits = 0;
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) bits |= __float_as_int(x[n][e]);
+  return bits;
+}
+
+// Where a block's tiles are: two that stay, and two in each slot of the ring, behind which each slot has room for EXTRA f32.
+template <int D, int EXTRA> struct Layout {
+  using G = BackwardGroups;
+  static constexpr int FIXED = G::ROWS * D, STEP = G::STEP * D, SLOT = 2 * STEP;
+  __nv_bfloat16* shared;
+
+  __device__ __forceinline__ __nv_bfloat16* fixed(int tile) const { return shared + tile * FIXED; }
+  __device__ __forceinline__ __nv_bfloat16* slot(int place, int tile) const {
+    return shared + 2 * FIXED + G::Tiles::slot(place) * SLOT + tile * STEP;
+  }
+  __device__ __forceinline__ float* extra(int place) const {
+    return reinterpret_cast<float*>(shared + 2 * FIXED + G::SLOTS * SLOT) + G::Tiles::slot(place) * EXTRA;
+  }
+};
+
+// What a block of keys goes through: all queries that see any of its keys, for each head that shares them.
+struct QuerySteps {
+  int head, query, start, places;
+
+  __device__ __forceinline__ QuerySteps(const Problem& problem, int kv_head, int first_key) {
+    constexpr int STEP = BackwardGroups::STEP;
+    head = kv_head * problem.group;
+    query = start = problem.causal ? max(0, first_key - (problem.keys - problem.queries)) / STEP * STEP : 0;
+    places = (problem.queries - start + STEP - 1) / STEP * problem.group;
+  }
+  // To the next place.
+  __device__ __forceinline__ void advance(const Problem& problem) {
+    query += BackwardGroups::STEP;
+    if (query >= problem.queries) query = start, head++;
+  }
+};
+
+template <int D>
+__device__ __forceinline__ void copy_for_keys(const Layout<D, 2 * BackwardGroups::STEP>& tiles, const Inputs& in, int batch,
+                                              int kv_head, int first, QuerySteps steps, const Problem& problem) {
+  using G = BackwardGroups;
+  constexpr int STEP = G::STEP;
+  copy_panels<D, G::ROWS>(tiles.fixed(0), in.k.at(batch, kv_head), first, problem.keys, problem.head_dim);
+  copy_panels<D, G::ROWS>(tiles.fixed(1), in.v.at(batch, kv_head), first, problem.keys, problem.head_dim);
+  G::Tiles::fill(steps.places, [&](int place) {
+    const int head = steps.head, query = steps.query;
+    copy_panels<D, STEP>(tiles.slot(place, 0), in.q.at(batch, head), query, problem.queries, problem.head_dim);
+    copy_panels<D, STEP>(tiles.slot(place, 1), in.dout.at(batch, head), query, problem.queries, problem.head_dim);
+    // Rows beyond the last query are zeros and add nothing: their P is multiplied by a dout of 0, and their dS is 0.
+    const int thread = recomputed(threadIdx.x) % WARPGROUP_THREADS;
+    if (thread < STEP / 2) {
+      const int row = query + thread % (STEP / 4) * 4, stride = statistics_row(problem.queries);
+      const float* const source = (thread < STEP / 4 ? in.lse : in.delta) + ((uint64_t)batch * problem.heads + head) * stride;
+      cp_async_16(tiles.extra(place) + thread * 4, source + row, row < stride);
+    }
+    steps.advance(problem);
+  });
+}
+
+// Products have keys as rows, so P^T and dS^T are left operands as they are.
+template <int D>
+__device__ __forceinline__ void sum_over_queries(const Layout<D, 2 * BackwardGroups::STEP>& tiles, const Inputs& in, int group,
+                                                 int first, QuerySteps steps, const Heads<__nv_bfloat16>& dk_rows,
+                                                 const Heads<__nv_bfloat16>& dv_rows, const Problem& problem) {
+  using G = BackwardGroups;
+  constexpr int STEP = G::STEP, N = STEP / 8, ROWS = G::ROWS;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  // The first key of the warpgroup, and the thread's first one from there.
+  const int first_key = first + 64 * group, row = 16 * (threadIdx.x / 32 % 4) + g;
+  float s[N][4], dp[N][4], dk[1][D / 8][4], dv[1][D / 8][4];
+  uint32_t p[N / 2][4], ds[N / 2][4];
+  clear(dk);
+  clear(dv);
+  // Keys and values arrive with the first tile.
+  G::Tiles::await(0, group);
+  const LeftPanels<D, ROWS, D == 64> k(tiles.fixed(0), 64 * group), v(tiles.fixed(1), 64 * group);
+
+  const auto probabilities = [&](int place) {
+    const float* const lse = tiles.extra(place) + 2 * t;
+    // Keys after a query; results of keys beyond the last one are not stored.
+    const int distance = steps.query + problem.keys - problem.queries - first_key;
+    const bool masked = problem.causal && distance < 63;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const float2 pair = *reinterpret_cast<const float2*>(lse + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        s[n][e] = exp2_approximate(fmaf(s[n][e], in.softmax_scale_log2, -(e & 1 ? pair.y : pair.x)));
+    }
+    if (masked) {
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          if (distance + 8 * n + 2 * t + (e & 1) < row + 8 * (e >> 1)) s[n][e] = 0.0f;
+    }
+  };
+  const auto gradients = [&](int place) {
+    const float* const delta = tiles.extra(place) + STEP + 2 * t;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const float2 pair = *reinterpret_cast<const float2*>(delta + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; e++) dp[n][e] = s[n][e] * (dp[n][e] - (e & 1 ? pair.y : pair.x));
+    }
+  };
+
+  const auto start_logits = [&](int place) {
+    k.template multiply<STEP>(s, shared_address(tiles.slot(place, 0)));
+    wgmma_commit();
+  };
+  // From the logits on, until the sums are started.
+  const auto step = [&](int place) {
+    const uint32_t q = shared_address(tiles.slot(place, 0)), dout = shared_address(tiles.slot(place, 1));
+    wgmma_fence();
+    v.template multiply<STEP>(dp, dout);
+    wgmma_commit();
+    probabilities(place);
+    round_results(p, s);
+    wgmma_fence();
+    add_results<STEP>(dv[0], p, dout);
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_done(dp);
+    gradients(place);
+    round_results(ds, dp);
+    wgmma_fence();
+    add_results<STEP>(dk[0], ds, q);
+    wgmma_commit();
+  };
+  const auto finish = [&] {
+    wgmma_wait<0>();
+    wgmma_done(dk[0]);
+    wgmma_done(dv[0]);
+    wgmma_done(p);
+    wgmma_done(ds);
+  };
+
+  wgmma_fence();
+  start_logits(0);
+  wgmma_wait<0>();
+  wgmma_done(s);
+#pragma unroll 1
+  for (int place = 0; place + 1 < steps.places; place++) {
+    step(place);
+    steps.advance(problem);
+    G::Tiles::await(place + 1, group);
+    start_logits(place + 1);
+    finish();
+    wgmma_done(s);
+    G::Tiles::give_back(place, steps.places);
+  }
+  step(steps.places - 1);
+  finish();
+
+  const int first_row = first_key + 16 * (recomputed(threadIdx.x) / 32 % 4);
+  const float scale[1][2] = {{in.softmax_scale, in.softmax_scale}}, one[1][2] = {{1.0f, 1.0f}};
+  store_rows<D>(dk_rows, first_row, problem.keys, problem.head_dim, dk, scale);
+  store_rows<D>(dv_rows, first_row, problem.keys, problem.head_dim, dv, one);
+}
+
+template <int D>
+__device__ __forceinline__ void copy_for_queries(const Layout<D, 0>& tiles, const Inputs& in, int batch, int head, int first,
+                                                 int steps, const Problem& problem) {
+  using G = BackwardGroups;
+  const Heads<const __nv_bfloat16> k = in.k.at(batch, head / problem.group), v = in.v.at(batch, head / problem.group);
+  copy_panels<D, G::ROWS>(tiles.fixed(0), in.q.at(batch, head), first, problem.queries, problem.head_dim);
+  copy_panels<D, G::ROWS>(tiles.fixed(1), in.dout.at(batch, head), first, problem.queries, problem.head_dim);
+  G::Tiles::fill(steps, [&](int place) {
+    copy_panels<D, G::STEP>(tiles.slot(place, 0), k, place * G::STEP, problem.keys, problem.head_dim);
+    copy_panels<D, G::STEP>(tiles.slot(place, 1), v, place * G::STEP, problem.keys, problem.head_dim);
+  });
+}
+
+template <int D>
+__device__ __forceinline__ void sum_over_keys(const Layout<D, 0>& tiles, const Inputs& in, uint64_t statistics, int group,
+                                              int first, int steps, const Heads<__nv_bfloat16>& dq_rows,
+                                              const Problem& problem) {
+  using G = BackwardGroups;
+  constexpr int STEP = G::STEP, N = STEP / 8, ROWS = G::ROWS;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  // The warp's first query.
+  const int row = first + 64 * group + 16 * (threadIdx.x / 32 % 4);
+  float s[N][4], dp[N][4], dq[1][D / 8][4], lse[2], delta[2];
+  uint32_t ds[N / 2][4];
+  clear(dq);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int query = row + 8 * half + g;
+    lse[half] = query < problem.queries ? in.lse[statistics + query] : INFINITY;
+    delta[half] = query < problem.queries ? in.delta[statistics + query] : 0.0f;
+  }
+
+  // Queries and gradients arrive with the first tile.
+  G::Tiles::await(0, group);
+  const LeftPanels<D, ROWS, true> q(tiles.fixed(0), 64 * group), dout(tiles.fixed(1), 64 * group);
+  const auto start_products = [&](int place) {
+    q.template multiply<STEP>(s, shared_address(tiles.slot(place, 0)));
+    wgmma_commit();
+    dout.template multiply<STEP>(dp, shared_address(tiles.slot(place, 1)));
+    wgmma_commit();
+  };
+  const auto start_sums = [&](int place) {
+    add_results<STEP>(dq[0], ds, shared_address(tiles.slot(place, 0)));
+    wgmma_commit();
+  };
+  const auto probabilities = [&](int place) {
+    const int before = place * STEP;
+    const bool masked = before + STEP > problem.visible(row);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) s[n][e] = exp2_approximate(fmaf(s[n][e], in.softmax_scale_log2, -lse[e >> 1]));
+    if (!masked) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int visible = problem.visible(row + 8 * half + g) - before - 2 * t;
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * n + e >= visible) s[n][2 * half + e] = 0.0f;
+    }
+  };
+  const auto round = [&] {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) s[n][e] *= dp[n][e] - delta[e >> 1];
+    round_results(ds, s);
+  };
+
+  wgmma_fence();
+  start_products(0);
+  wgmma_wait<0>();
+  wgmma_done(s);
+  wgmma_done(dp);
+  probabilities(0);
+  round();
+#pragma unroll 1
+  for (int place = 1; place < steps; place++) {
+    G::Tiles::await(place, group);
+    wgmma_fence();
+    start_products(place);
+    start_sums(place - 1);
+    wgmma_wait<2>();
+    wgmma_done(s);
+    probabilities(place);
+    computed_here(all_bits(s));
+    wgmma_wait<0>();
+    wgmma_done(dp);
+    wgmma_done(dq[0]);
+    wgmma_done(ds);
+    G::Tiles::give_back(place - 1, steps);
+    round();
+  }
+  wgmma_fence();
+  start_sums(steps - 1);
+  wgmma_wait<0>();
+  wgmma_done(dq[0]);
+
+  const float scale[1][2] = {{in.softmax_scale, in.softmax_scale}};
+  store_rows<D>(dq_rows, row, problem.queries, problem.head_dim, dq, scale);
+}
+
+// A block per tile of keys and key head.
+template <int D>
+__device__ __forceinline__ void attention_backward_kv_wgmma(const Inputs& in, const Heads<__nv_bfloat16>& all_dk,
+                                                            const Heads<__nv_bfloat16>& all_dv, const Problem& problem) {
+  using G = BackwardGroups;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Layout<D, 2 * G::STEP> layout = {reinterpret_cast<__nv_bfloat16*>(shared)};
+  const int tiles = (problem.keys + G::ROWS - 1) / G::ROWS, kv_heads = problem.heads / problem.group;
+  // The first keys have the most queries under a causal mask.
+  const uint32_t pair = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+  const uint32_t batch = pair / kv_heads, kv_head = pair % kv_heads;
+  const int first = G::ROWS * tile, group = warpgroup();
+  const QuerySteps steps(problem, kv_head, first);
+  if (group == G::GROUPS) {
+    fewer_registers<G::COPY_REGISTERS>();
+    copy_for_keys(layout, in, batch, kv_head, first, steps, problem);
+  } else {
+    more_registers<G::REGISTERS>();
+    sum_over_queries(layout, in, group, first, steps, all_dk.at(batch, kv_head), all_dv.at(batch, kv_head), problem);
+  }
+}
+
+// A block per tile of queries and head.
+template <int D>
+__device__ __forceinline__ void attention_backward_q_wgmma(const Inputs& in, const Heads<__nv_bfloat16>& all_dq,
+                                                           const Problem& problem) {
+  using G = BackwardGroups;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Layout<D, 0> layout = {reinterpret_cast<__nv_bfloat16*>(shared)};
+  const int tiles = (problem.queries + G::ROWS - 1) / G::ROWS;
+  const uint32_t pair = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+  const uint32_t batch = pair / problem.heads, head = pair % problem.heads;
+  const int first = G::ROWS * (problem.causal ? tiles - 1 - tile : tile), group = warpgroup();
+  const int steps = max(1, (problem.visible(first + G::ROWS - 1) + G::STEP - 1) / G::STEP);
+  if (group == G::GROUPS) {
+    fewer_registers<G::COPY_REGISTERS>();
+    copy_for_queries(layout, in, batch, head, first, steps, problem);
+  } else {
+    more_registers<G::REGISTERS>();
+    sum_over_keys(layout, in, (uint64_t)pair * statistics_row(problem.queries), group, first, steps, all_dq.at(batch, head),
+                  problem);
+  }
+}
+
+#endif
+
+#define PARAMETERS                                                                                                       \
+  const __nv_bfloat16 *q, const __nv_bfloat16 *k, const __nv_bfloat16 *v, const __nv_bfloat16 *dout, const float *lse,    \
+      const float *delta, uint64_t q_batch, uint64_t q_head, uint64_t q_row, uint64_t k_batch, uint64_t k_head,           \
+      uint64_t k_row, uint64_t v_batch, uint64_t v_head, uint64_t v_row, uint64_t dout_batch, uint64_t dout_head,         \
+      uint64_t dout_row, int heads, int group, int queries, int keys, int head_dim, int causal, float softmax_scale_log2, \
+      float softmax_scale
+#define INPUTS                                                                                                           \
+  {{q, q_batch, q_head, q_row}, {k, k_batch, k_head, k_row}, {v, v_batch, v_head, v_row}, {dout, dout_batch, dout_head,   \
+   dout_row}, lse, delta, softmax_scale_log2, softmax_scale}
+#define PROBLEM {heads, group, queries, keys, head_dim, causal}
+
+#ifdef FP8_WGMMA
+#define CONTENTS(...) __VA_ARGS__
+#else
+#define CONTENTS(...)
+#endif
+
+// dk and dv have the same strides.
+#define BACKWARD(D)                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(BackwardGroups::THREADS, 1) fp8_attention_backward_kv_wgmma_d##D##_bf16(   \
+      PARAMETERS, __nv_bfloat16* dk, __nv_bfloat16* dv, uint64_t d_batch, uint64_t d_head, uint64_t d_row) {              \
+    CONTENTS(attention_backward_kv_wgmma<D>(INPUTS, {dk, d_batch, d_head, d_row}, {dv, d_batch, d_head, d_row}, PROBLEM);) \
+  }                                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(BackwardGroups::THREADS, 1) fp8_attention_backward_q_wgmma_d##D##_bf16(    \
+      PARAMETERS, __nv_bfloat16* dq, uint64_t d_batch, uint64_t d_head, uint64_t d_row) {                                 \
+    CONTENTS(attention_backward_q_wgmma<D>(INPUTS, {dq, d_batch, d_head, d_row}, PROBLEM);)                               \
+  }
+BACKWARD(64)
+BACKWARD(128)
