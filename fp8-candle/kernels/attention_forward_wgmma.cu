@@ -15,6 +15,8 @@ template <int D> struct ForwardGroups {
   static constexpr int THREADS = Tiles::THREADS;
   // Registers of a thread that copies, and of one with queries: together those of a multiprocessor.
   static constexpr int COPY_REGISTERS = D == 64 ? 32 : 24, QUERY_REGISTERS = D == 64 ? 160 : 240;
+  // Whether there are registers for the queries too.
+  static constexpr bool HELD = D == 128;
 };
 
 #ifdef FP8_WGMMA
@@ -82,7 +84,6 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
   using Tiles = typename Groups::Tiles;
   constexpr int KEYS = Groups::KEYS, N = KEYS / 8;
   constexpr uint32_t TILE_BYTES = KEYS * D * sizeof(__nv_bfloat16);
-  const LeftPanels<D, Groups::QUERIES, false> q(q_tile, 64 * group);
   const uint32_t tiles = shared_address(q_tile + Groups::QUERIES * D);
 
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -93,6 +94,9 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
   RunningSoftmax softmax;
   clear(out);
 
+  // Queries arrive with the first tile.
+  Tiles::await(place_of_keys(0), group);
+  const LeftPanels<D, Groups::QUERIES, Groups::HELD> q(q_tile, 64 * group);
   const auto tile = [&](int place) { return tiles + Tiles::slot(place) * TILE_BYTES; };
   const auto start_logits = [&](int place) {
     q.template multiply<KEYS>(s, tile(place));
@@ -114,7 +118,6 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
           if (8 * n + e >= visible) s[n][2 * half + e] = -INFINITY;
     }
   };
-  Tiles::await(place_of_keys(0), group);
   wgmma_fence();
   start_logits(place_of_keys(0));
   wgmma_wait<0>();

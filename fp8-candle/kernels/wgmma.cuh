@@ -87,6 +87,13 @@ template <bool ADD> __device__ __forceinline__ void wgmma_rows(float (&d)[8][4],
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
 }
 
+template <bool ADD> __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_NAMES_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 0;\n}"
+               : WGMMA_64(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
+}
+
 // d += a b, of bf16: a [64, 16] in registers, as above; b [16, 8 N], rows in shared memory.
 __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_NAMES_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"

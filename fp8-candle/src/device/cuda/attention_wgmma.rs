@@ -111,3 +111,63 @@ pub(super) fn backward_q(gpu: &Gpu, attention: &Attention, dtype: DType) -> Resu
     let shape = shape(blocks, BACKWARD_GROUPS, backward_elements(head_dim), 0);
     Ok(Some((kernel, shape)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::data::attention_products::AttentionProducts;
+
+    fn attention(head_dim: usize) -> Attention {
+        Attention {
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            queries: 300,
+            keys: 300,
+            head_dim,
+            causal: true,
+            window: None,
+            key_lengths: None,
+            softmax_scale: 0.125,
+            dropout: None,
+            operands: None,
+            products: AttentionProducts::none(),
+            tokens_first: false,
+            normalizes: false,
+        }
+    }
+
+    /// All three kernels where the loaded code is that of 9.0a, for bf16 alone, and none elsewhere.
+    #[test]
+    fn bf16_on_hopper_is_multiplied_by_warpgroups() -> Result<()> {
+        let device = fp8_test_support::device();
+        if !device.is_cuda() {
+            return Ok(());
+        }
+        let gpu = Gpu::new(&device)?;
+        let hopper = gpu.capability() == (9, 0)
+            && loaded::architecture(&gpu, FORWARD_64.module)? == ARCHITECTURE;
+        const MOST_SHARED: u32 = 227 << 10;
+        for head_dim in [8, 64, 72, 128] {
+            let a = attention(head_dim);
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                let launches = [
+                    forward(&gpu, &a, dtype, 0.2)?,
+                    backward_kv(&gpu, &a, dtype)?,
+                    backward_q(&gpu, &a, dtype)?,
+                ];
+                for (kernel, shape) in launches.iter().flatten() {
+                    let size = if head_dim <= 64 { "_d64_" } else { "_d128_" };
+                    assert!(kernel.name.contains(size), "{}: {head_dim}", kernel.name);
+                    assert!(shape.shared <= MOST_SHARED, "{}: {shape:?}", kernel.name);
+                }
+                let chosen = launches.map(|launch| launch.is_some());
+                assert_eq!(chosen, [hopper && dtype == DType::BF16; 3], "{dtype:?}");
+            }
+            for scale in [0.0, -0.2, f32::NAN] {
+                assert!(forward(&gpu, &a, DType::BF16, scale)?.is_none(), "{scale}");
+            }
+        }
+        Ok(())
+    }
+}

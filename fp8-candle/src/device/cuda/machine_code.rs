@@ -32,7 +32,7 @@ const LOADS: [(&str, usize); 12] = [
 /// so these may read 128.
 const MATRICES: [(&str, usize); 12] = [
     ("fp8_attention_forward_wgmma_d64_", 80),
-    ("fp8_attention_forward_wgmma_d128_", 80),
+    ("fp8_attention_forward_wgmma_d128_", 64),
     ("fp8_attention_backward_kv_wgmma_d64_", 64),
     ("fp8_attention_backward_kv_wgmma_d128_", 96),
     ("fp8_attention_backward_q_wgmma_d64_", 64),
