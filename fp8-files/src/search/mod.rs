@@ -38,7 +38,7 @@ pub use shifts::{inverse_shift, shifted, shifts_exactly, shifts_to_try};
 #[non_exhaustive]
 pub struct SearchOptions {
     /// What is added to the mean square of each input, as a part of it. It keeps the solution from following the samples too closely, and
-    /// makes one possible where they do not determine it. Default 0.03.
+    /// makes one possible where they do not determine it. Default 0.3.
     pub damping: f64,
     /// The same where weights make up for errors of their inputs. Most of these errors is noise that differs from sample to sample, and
     /// only those along the largest directions of the inputs should be followed. Default 10; a huge number follows none.
@@ -50,7 +50,7 @@ pub struct SearchOptions {
 impl Default for SearchOptions {
     fn default() -> Self {
         Self {
-            damping: 0.03,
+            damping: 0.3,
             caution: 10.,
             outliers: true,
         }
