@@ -71,7 +71,7 @@ where
     O: NamedOptimizer + ResumableOptimizer,
 {
     /// The state of a new run: prepares `model` if there is a recipe, and makes the optimizer by `tx`. `vars` holds the model's
-    /// variables.
+    /// variables. Without a recipe, as in the high-precision run that others are compared with, `options` have no effect.
     ///
     /// # Errors
     /// What [`prepare_fp8`] and `tx` find; [`TrainingCheckpointError::ForeignVariable`] if the optimizer holds a variable that `vars` does
