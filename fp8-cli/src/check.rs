@@ -1,6 +1,7 @@
 //! `fp8 check`: whether a checkpoint is what it says.
 
 use crate::output::{print, print_json};
+use crate::source::found;
 use crate::usage::Usage;
 use anyhow::Result;
 use fp8::audit::{AuditOptions, Codes, Finding, Report, Severity, audit_dir};
@@ -80,6 +81,7 @@ fn local(path: &Path, options: &AuditOptions) -> Result<Report> {
         let why = "is a GGUF file, which holds no FP8: `fp8 check` reads safetensors";
         return Err(Usage(format!("{} {why}", path.display())).into());
     }
+    found(path).map_err(|error| Usage(error.to_string()))?;
     Ok(audit_dir(path, options))
 }
 

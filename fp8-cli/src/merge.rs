@@ -6,7 +6,7 @@ use crate::model::{self, known_classes};
 use crate::output::Target;
 use crate::progress::{BYTES, Bar};
 use crate::quantize::Choice;
-use crate::source::{self, found_adapter};
+use crate::source::{self, found_adapter, on_base};
 use crate::usage::Usage;
 use anyhow::Result;
 use fp8::fp8_files::adapter::AdapterFile;
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
     let base = source::open(&args.base)?;
     found_adapter(&args.adapter)?;
     let adapter = AdapterFile::open(&args.adapter)?;
-    let merged = Merged::new(&*base, &adapter)?;
+    let merged = Merged::new(&*base, &adapter).map_err(|error| on_base(error, &args.adapter))?;
     // A classifier turns its base into another class of model.
     let labels = classes(&args.base, &adapter)?;
     let classifier = (!labels.is_empty()).then(|| Classifier::new(&merged, &labels));

@@ -1,7 +1,7 @@
 //! Opens the model that a command runs.
 
 use crate::high_precision;
-use crate::source::{Opening, found, found_adapter};
+use crate::source::{Opening, found, found_adapter, on_base};
 use crate::usage::at_least;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
@@ -127,7 +127,8 @@ impl Source {
     fn adapted(&self, mut model: Model) -> Result<Model> {
         if let Some(adapter) = &self.how.adapter {
             found_adapter(adapter)?;
-            model.load_adapter("adapter", adapter)?;
+            let loaded = model.load_adapter("adapter", adapter);
+            loaded.map_err(|error| on_base(error, adapter))?;
         }
         Ok(model)
     }

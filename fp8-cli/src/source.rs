@@ -1,10 +1,11 @@
 //! Opens the checkpoint that a command reads.
 
 use crate::usage::at_least;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use fp8::load::{Checkpoint, Inputs, OpenOptions};
 use fp8::models::gguf::{GgufFile, GgufSource, is_gguf};
 use fp8::rewrite::Source;
+use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Component, Path};
 
@@ -54,11 +55,16 @@ pub fn found(path: &Path) -> Result<()> {
             [Component::Normal(_), Component::Normal(name)] => (true, name.to_string_lossy()),
             _ => (false, "".into()),
         };
-        let hint = match is_name && error.kind() == ErrorKind::NotFound {
-            true => format!(
+        let hint = match path.parent() {
+            Some(run) if run.join(RUN).is_file() && run.join("adapter").is_dir() => format!(
+                "; {} is the run of an adapter: merge it into its base with `fp8 merge`",
+                run.display()
+            ),
+            Some(parent) if parent.is_dir() => String::new(),
+            _ if is_name && error.kind() == ErrorKind::NotFound => format!(
                 "; a model on the hub has to be downloaded first: hf download {shown} --local-dir {name}"
             ),
-            false => String::new(),
+            _ => String::new(),
         };
         bail!("{shown}: {error}{hint}");
     }
@@ -77,7 +83,8 @@ pub fn found(path: &Path) -> Result<()> {
     }
     if path.join(ADAPTER).is_file() && !path.join(CONFIG).is_file() {
         bail!(
-            "{shown} is an adapter, not a model: give its base, with --adapter {shown} or, to `fp8 merge`, with the adapter after it"
+            "{shown} is an adapter, not a model: `fp8 eval` and `fp8 generate` take its base and --adapter {shown}. To train on from it, train the \
+             folder that `fp8 merge BASE {shown} --out DIR` writes"
         );
     }
     Ok(())
@@ -93,6 +100,16 @@ pub fn found_adapter(path: &Path) -> Result<()> {
             own.display()
         ),
         false => Ok(()),
+    }
+}
+
+/// An error of an adapter on a base, with the name of the base that the adapter was made for.
+pub fn on_base(error: impl std::fmt::Display, adapter: &Path) -> anyhow::Error {
+    let text = std::fs::read_to_string(adapter.join(ADAPTER)).unwrap_or_default();
+    let config: Value = serde_json::from_str(&text).unwrap_or_default();
+    match config["base_model_name_or_path"].as_str() {
+        Some(base) => anyhow!("{error}; {} was made for {base}", adapter.display()),
+        None => anyhow!("{error}"),
     }
 }
 

@@ -135,8 +135,27 @@ pub fn run(args: &Args) -> Result<()> {
     run.train()
 }
 
+/// Fails for a folder that holds a model or an adapter of its own, among whose files those of a run would lie.
+fn holds_no_model(out: &Path) -> Result<()> {
+    let is_model = |name: &str| {
+        let files = ["config.json", "adapter_config.json"];
+        files.contains(&name) || name.ends_with(".safetensors") || name.ends_with(".gguf")
+    };
+    // What is no folder, or cannot be read, fails when the run is made.
+    let names = (std::fs::read_dir(out).into_iter().flatten())
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    match names.filter(|name| is_model(name)).min() {
+        None => Ok(()),
+        Some(name) => bail!(
+            "--out: {} holds a model ({name}), and a run has a folder of its own: choose another --out",
+            out.display()
+        ),
+    }
+}
+
 /// The folder of a new run.
 fn begin(out: &Path, stored: &Stored, overwrite: bool) -> Result<RunFolder> {
+    holds_no_model(out)?;
     RunFolder::create(out, stored, overwrite).map_err(|error| match error {
         Error::RunExists { path, found } => {
             let path = path.display();

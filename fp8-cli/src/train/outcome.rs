@@ -127,6 +127,14 @@ impl Finished<'_> {
         if let Some(peak) = peak {
             println!("{ms:.0} ms a step, at most {} of memory", size(peak));
         }
+        let before = metrics.validation_curve(name).first().copied();
+        if let (Some((0, before)), Some(after)) = (before, judgement.loss)
+            && after > before
+        {
+            eprintln!(
+                "warning: training has raised the validation loss from {before:.4} to {after:.4}; a lower --lr or more data may help"
+            );
+        }
         println!("written: {}", self.folder.path().join(written).display());
         Ok(())
     }

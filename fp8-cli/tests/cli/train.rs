@@ -78,7 +78,9 @@ fn all_weights_are_trained_and_written() {
     let written = summary["written_val_loss"].as_f64().unwrap();
     assert_ne!(Some(written), summary["final_val_loss"].as_f64());
     assert!(
-        said.contains(&format!("as written, without the recipe: validation {written:.4}")),
+        said.contains(&format!(
+            "as written, without the recipe: validation {written:.4}"
+        )),
         "{said}"
     );
     for file in [

@@ -104,6 +104,33 @@ fn what_is_no_model_says_what_was_meant() {
         code == 2 && line.contains("is a GGUF file, which holds no FP8"),
         "{line}"
     );
+    let (code, line) = refusal(&["check", &run]);
+    assert!(code == 2 && line.contains("folder of a run"), "{line}");
+    // A run of an adapter has no model to train on from.
+    let out = dir.join("next");
+    let train = |model: &str, out: &str| failure(&["train", model, "--data", &data, "--out", out]);
+    let line = train(&dir.join("run/model"), &out);
+    assert!(
+        line.contains("is the run of an adapter: merge it") && !line.contains("hf download"),
+        "{line}"
+    );
+    let line = train(&adapter, &out);
+    assert!(line.contains("To train on from it"), "{line}");
+    // A model's folder is no place for a run.
+    let line = train(&model, &dir.join("full/model"));
+    assert!(line.contains("holds a model (config.json)"), "{line}");
+    assert!(!Path::new(&dir.join("full/model/run.json")).exists());
+    // An adapter that does not fit says whose it is.
+    let config = dir.join("run/adapter/adapter_config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("q_proj", "nothing")).unwrap();
+    let out = dir.join("merged");
+    for line in [
+        eval(&[&model, "--adapter", &adapter]),
+        failure(&["merge", &model, &adapter, "--out", &out]),
+    ] {
+        assert!(line.contains(&format!("was made for {model}")), "{line}");
+    }
     let line = failure(&["train", &model, "--data", &data, "--out", &run]);
     for part in ["holds an earlier run", "--resume", "--overwrite"] {
         assert!(line.contains(part), "{line}");
@@ -182,4 +209,17 @@ fn a_path_is_no_name_on_the_hub() {
     train(&dir, "run", &[&FEW[..], &more].concat());
     let config = std::fs::read_to_string(dir.join("run/adapter/adapter_config.json")).unwrap();
     assert!(config.contains("\"owner/name\""), "{config}");
+}
+
+#[test]
+fn a_run_that_has_made_the_model_worse_says_so() {
+    let dir = folder();
+    let worse = [&FEW[..], &["--lr", "3", "--no-card"]].concat();
+    let (_, errors) = train(&dir, "worse", &worse);
+    assert!(
+        errors.contains("warning: training has raised the validation loss from"),
+        "{errors}"
+    );
+    let (_, errors) = train(&dir, "run", &[&FEW[..], &["--no-card"]].concat());
+    assert!(!errors.contains("raised the validation loss"), "{errors}");
 }
