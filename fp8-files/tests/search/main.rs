@@ -38,6 +38,7 @@ fn codes_are_those_of_the_definition() {
 
 #[test]
 fn outputs_are_much_closer_than_with_plain_rounding() {
+    const LEFT: f64 = 0.6;
     let block = Granularity::Blockwise { rows: 16, cols: 16 };
     for granularity in [
         Granularity::Rowwise,
@@ -50,14 +51,14 @@ fn outputs_are_much_closer_than_with_plain_rounding() {
         let other = case.split_off(400);
         let found = case.search(granularity);
         assert!(
-            found.error < 0.5 * found.plain_error,
+            found.error < LEFT * found.plain_error,
             "{granularity}: {found:?}"
         );
         // On other samples of the same kind, too.
         let got = values(&found.codes.dequantize(DType::F32).unwrap());
         let plain = other.true_error(&case.plain(granularity));
         let found = other.true_error(&got);
-        assert!(found < 0.5 * plain, "{granularity}: {found} {plain}");
+        assert!(found < LEFT * plain, "{granularity}: {found} {plain}");
     }
 }
 
