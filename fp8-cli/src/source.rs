@@ -2,10 +2,10 @@
 
 use crate::usage::at_least;
 use anyhow::{Result, anyhow, bail};
+use fp8::fp8_files::adapter::AdapterFile;
 use fp8::load::{Checkpoint, Inputs, OpenOptions};
 use fp8::models::gguf::{GgufFile, GgufSource, is_gguf};
 use fp8::rewrite::Source;
-use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Component, Path};
 
@@ -103,11 +103,10 @@ pub fn found_adapter(path: &Path) -> Result<()> {
     }
 }
 
-/// An error of an adapter on a base, with the name of the base that the adapter was made for.
+/// An error of an adapter on a base, with the name of the base that the adapter was made for. An adapter that cannot be read has none.
 pub fn on_base(error: impl std::fmt::Display, adapter: &Path) -> anyhow::Error {
-    let text = std::fs::read_to_string(adapter.join(ADAPTER)).unwrap_or_default();
-    let config: Value = serde_json::from_str(&text).unwrap_or_default();
-    match config["base_model_name_or_path"].as_str() {
+    let file = AdapterFile::open(adapter);
+    match file.ok().and_then(|file| file.config().base_model.clone()) {
         Some(base) => anyhow!("{error}; {} was made for {base}", adapter.display()),
         None => anyhow!("{error}"),
     }

@@ -83,6 +83,12 @@ fn all_weights_are_trained_and_written() {
         )),
         "{said}"
     );
+    let card = std::fs::read_to_string(dir.join("run/model/README.md")).unwrap();
+    let row = card
+        .lines()
+        .find(|line| line.starts_with("| Validation loss |"));
+    let row = row.unwrap_or_else(|| panic!("{card}"));
+    assert!(row.contains(&format!("{written:.5}")), "{row}, {written}");
     for file in [
         "loss.svg",
         "stats.jsonl",

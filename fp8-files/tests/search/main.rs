@@ -38,6 +38,7 @@ fn codes_are_those_of_the_definition() {
 
 #[test]
 fn outputs_are_much_closer_than_with_plain_rounding() {
+    // Of plain rounding's error. The damping gives some of the gain away, most where groups of 32 have scales: 0.51 is left there.
     const LEFT: f64 = 0.6;
     let block = Granularity::Blockwise { rows: 16, cols: 16 };
     for granularity in [

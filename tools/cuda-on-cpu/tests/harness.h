@@ -77,3 +77,15 @@ struct Random {
   float uniform() { return float(next() >> 40) * 0x1p-23f - 1.0f; }  // in [-1, 1)
 };
 std::vector<float> random_floats(size_t n, uint64_t seed = 1);
+
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float from_bf16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}

@@ -1,17 +1,6 @@
 // Tensor core products, ldmatrix and cp.async against plain loops.
 #include "harness.h"
 
-static uint16_t to_bf16(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-static float from_bf16(uint16_t x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
 static uint16_t to_f16(float x) {
   _Float16 value = _Float16(x);
   uint16_t bits;

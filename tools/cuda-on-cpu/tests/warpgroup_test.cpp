@@ -1,17 +1,6 @@
 // Products of a warpgroup and named barriers. The layouts of `wgmma_layouts` are examples of the PTX ISA ("Canonical layouts").
 #include "harness.h"
 
-static uint16_t to_bf16(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-static double from_bf16(uint16_t x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
 static std::vector<uint16_t> random_bf16(size_t n, uint64_t seed) {
   std::vector<uint16_t> values;
   for (float x : random_floats(n, seed)) values.push_back(to_bf16(x));
