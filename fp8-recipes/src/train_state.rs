@@ -189,6 +189,11 @@ impl<M, O> TrainState<M, O> {
         &self.model
     }
 
+    /// The model, to change its settings; its parameters are those of [`TrainState::vars`].
+    pub fn model_mut(&mut self) -> &mut M {
+        &mut self.model
+    }
+
     /// The variables.
     pub fn vars(&self) -> &VarMap {
         &self.vars

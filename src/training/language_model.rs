@@ -1,8 +1,8 @@
 //! The objective of predicting the next token.
 
-use super::data::{Batch, Dataset, IGNORED, Task};
+use super::data::{Dataset, IGNORED, Task};
 use super::error::{Error, Result};
-use super::objective::{Objective, Part};
+use super::objective::{Measured, Objective, Part};
 use super::rows::{Batches, Rows};
 use crate::models::{Llama, Model};
 use candle_core::{Device, Tensor};
@@ -46,14 +46,15 @@ impl Objective<Model> for NextToken {
     }
 
     fn loss(&self, model: &Model, rows: &Rows) -> Result<Tensor> {
-        model.set_dropout_seed(rows.dropout_seed);
-        let Some(model) = model.llama() else {
-            return Err(Error::Objective {
-                objective: OBJECTIVE,
-                expected: "a language model",
-            });
-        };
-        next_token_loss(model, &rows.batch)
+        next_token_loss(model, rows, Llama::loss)
+    }
+
+    fn measure(&self, model: &Model, rows: &Rows) -> Result<Measured> {
+        Ok(Measured::new(next_token_loss(
+            model,
+            rows,
+            Llama::loss_value,
+        )?))
     }
 
     fn targets(&self, rows: &Rows) -> usize {
@@ -82,7 +83,20 @@ impl Objective<Model> for NextToken {
     }
 }
 
-fn next_token_loss(model: &Llama, batch: &Batch) -> Result<Tensor> {
+/// The loss of a batch, which `loss` computes from features, positions and targets.
+fn next_token_loss(
+    model: &Model,
+    rows: &Rows,
+    loss: impl Fn(&Llama, &Tensor, &[u32], &[u32]) -> crate::models::Result<Tensor>,
+) -> Result<Tensor> {
+    model.set_dropout_seed(rows.dropout_seed);
+    let Some(model) = model.llama() else {
+        return Err(Error::Objective {
+            objective: OBJECTIVE,
+            expected: "a language model",
+        });
+    };
+    let batch = &rows.batch;
     // Models are on the device of their embedding; ids go there.
     let device: &Device = crate::models::CausalLm::device(model);
     let ids = Tensor::from_slice(&batch.tokens, (batch.rows, batch.context), device)?;
@@ -92,5 +106,5 @@ fn next_token_loss(model: &Llama, batch: &Batch) -> Result<Tensor> {
         .filter(|(_, target)| **target != IGNORED)
         .map(|(place, target)| (place as u32, *target))
         .unzip();
-    Ok(model.loss(&features, &places, &targets)?)
+    Ok(loss(model, &features, &places, &targets)?)
 }

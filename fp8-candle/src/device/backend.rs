@@ -103,6 +103,25 @@ pub trait Backend: Send + Sync {
         Ok(a.t()?.matmul(b)?)
     }
 
+    /// `[a.kept, b.kept]` in `dtype` of two matrices in bf16, each with the dimension that is summed over: sums in f32, rounded once where
+    /// the device can. On the CPU each row of the result has the same bits whatever the number of rows beside it.
+    fn product_bf16(
+        &self,
+        (a, a_contraction): (&Tensor, Contraction),
+        (b, b_contraction): (&Tensor, Contraction),
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let a = match a_contraction {
+            Contraction::Cols => a.clone(),
+            Contraction::Rows => a.t()?,
+        };
+        let b = match b_contraction {
+            Contraction::Cols => b.t()?,
+            Contraction::Rows => b.clone(),
+        };
+        Ok(a.matmul(&b)?.to_dtype(dtype)?)
+    }
+
     /// Sum over the rows of `[rows, cols]`, accumulated in f32, as `dtype` `[cols]`.
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor>;
 

@@ -22,6 +22,7 @@ pub(crate) mod dropout;
 pub mod elements;
 pub(crate) mod fake_quant;
 mod linear;
+mod linear_cross_entropy;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
@@ -34,7 +35,8 @@ pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tok
 pub use cached_attention::{CachedSequence, CachedTokens, cached_attention, cached_attention_each};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use dropout::dropout;
-pub use linear::linear;
+pub use linear::{LinearOptions, linear, linear_with, multiplies_bf16};
+pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};

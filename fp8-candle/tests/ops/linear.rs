@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor, Var};
 use fp8_candle::Result;
-use fp8_candle::ops::linear;
+use fp8_candle::ops::{LinearOptions, linear, linear_with};
 use fp8_test_support::{apart, flat, flat64, wave_f32};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -167,4 +167,64 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     )?;
     assert_eq!(flat(&y.narrow(0, 2, 1)?), flat(&wave_f32(&[2], 5)));
     Ok(())
+}
+
+/// Operands rounded to bf16: the product of rounded tensors, each row of which is what it is alone; gradients are products of rounded
+/// tensors too.
+#[test]
+fn operands_in_bf16_are_rounded_tensors() -> Result<()> {
+    let options = LinearOptions::default().with_operands(DType::BF16);
+    let rounded = |x: &Tensor| x.to_dtype(DType::BF16)?.to_dtype(x.dtype());
+    for (rows, inputs, outputs) in [(1, 33, 70), (7, 300, 130), (210, 90, 65), (300, 520, 33)] {
+        let x = Var::from_tensor(&wave_f32(&[rows, inputs], 1))?;
+        let weight = Var::from_tensor(&wave_f32(&[outputs, inputs], 2))?;
+        let bias = Var::from_tensor(&wave_f32(&[outputs], 3))?;
+        let factor = wave_f32(&[rows, outputs], 4);
+        let y = linear_with(&x, &weight, Some(&bias), options)?;
+        let (x16, weight16, factor16) = (rounded(&x)?, rounded(&weight)?, rounded(&factor)?);
+        let of = |x: &Tensor, weight: &Tensor| x.matmul(&weight.t()?);
+        // Two orders of a sum of products below 1.
+        let bound = |terms: usize| EPS * (terms * (terms + 8)) as f64;
+        let case = format!("{rows} {inputs} {outputs}");
+        let expected = of(&x16, &weight16)?.broadcast_add(&bias)?;
+        assert!(apart(&y, &expected) <= bound(inputs), "{case}");
+        for row in [0, rows / 2, rows - 1] {
+            let alone = linear_with(&x.narrow(0, row, 1)?, &weight, Some(&bias), options)?;
+            assert_eq!(
+                flat(&alone),
+                flat(&y.narrow(0, row, 1)?),
+                "{case}, row {row}"
+            );
+        }
+        let grads = (y * &factor)?.sum_all()?.backward()?;
+        let of_x = factor16.matmul(&weight16)?;
+        assert!(
+            apart(grads.get(&x).unwrap(), &of_x) <= bound(outputs),
+            "{case}"
+        );
+        let of_weight = of(&factor16.t()?, &x16.t()?)?;
+        assert!(
+            apart(grads.get(&weight).unwrap(), &of_weight) <= bound(rows),
+            "{case}"
+        );
+        let of_bias = factor.sum(0)?;
+        assert!(
+            apart(grads.get(&bias).unwrap(), &of_bias) <= bound(rows),
+            "{case}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn other_dtypes_of_operands_are_refused() {
+    let (x, weight) = (wave_f32(&[2, 8], 1), wave_f32(&[3, 8], 2));
+    let options = LinearOptions::default().with_operands(DType::F16);
+    let error = linear_with(&x, &weight, None, options)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("linear") && error.contains("bf16"),
+        "{error}"
+    );
 }

@@ -12,8 +12,9 @@ use crate::source::found;
 use crate::usage::{Interrupted, Usage};
 use crate::watch::{Look, Watch};
 use anyhow::{Context, Result, anyhow, bail};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
+use fp8::fp8_candle::ops::multiplies_bf16;
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
 use fp8::memory_in_use;
 use fp8::models::{Model, ModelOptions, open, open_config};
@@ -22,10 +23,11 @@ use fp8::training::{
     Ended, Error, Learner, Metrics, RunFolder, Task, TrainableModel, Trainer, TurnOptions,
     initialize_adapter, train,
 };
+use fp8::{Fp8Layer, Fp8Module, Visitor};
 use goal::{Goal, Lesson, judged};
 use outcome::Finished;
 use serde::{Deserialize, Serialize};
-use settings::{CONTEXT, Settings};
+use settings::{CONTEXT, Operands, Settings};
 use std::path::{Path, PathBuf};
 
 /// The name of a run's adapter.
@@ -71,7 +73,7 @@ struct Run {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let (stored, folder) = match &args.resume {
+    let (mut stored, folder) = match &args.resume {
         Some(dir) => {
             let folder = RunFolder::open(dir)?;
             (folder.settings::<Stored>()?, Some(folder))
@@ -79,9 +81,9 @@ pub fn run(args: &Args) -> Result<()> {
         None => (stored(args)?, None),
     };
     // All checks of arguments, data and model come before a folder is made.
-    let (settings, name) = (&stored.settings, stored.settings.name());
+    let settings = &stored.settings;
     settings.card.check(&Source::of(&stored.model))?;
-    let config = settings.trainer()?;
+    settings.trainer()?;
     let tokenizer = Source::of(&stored.model).tokenizer()?;
     let lesson = Lesson::new(settings, &stored.model, &tokenizer)?;
     let warnings = lesson.warnings(settings);
@@ -93,7 +95,11 @@ pub fn run(args: &Args) -> Result<()> {
         ..
     } = lesson;
     let (model, vars, source) = model(&stored, &labels)?;
-    let trainer = Trainer::new(name, model, vars, goal, config)?;
+    if folder.is_none() {
+        stored.settings.operands = Some(operands(&stored.settings, &model)?);
+    }
+    let name = stored.settings.name();
+    let trainer = Trainer::new(name, model, vars, goal, stored.settings.trainer()?)?;
     let unmatched = trainer.report().and_then(|report| report.unmatched.first());
     if let Some(unmatched) = unmatched {
         return Err(Usage(format!("--layer: {unmatched}")).into());
@@ -247,6 +253,38 @@ fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
     Ok((model, vars, source))
 }
 
+/// What a new run rounds the operands of products in high precision to.
+fn operands(settings: &Settings, model: &Model) -> Result<Operands> {
+    let in_bf16 = match (settings.operands, model) {
+        (Some(Operands::Bf16), Model::Bert(_)) => {
+            let text = "--operands is bf16, which is for language models";
+            return Err(Usage(text.into()).into());
+        }
+        (Some(asked), _) => return Ok(asked),
+        (None, Model::Bert(_)) => false,
+        (None, _) => multiplies_bf16() && (settings.trains_in_fp8() || holds_codes(model)),
+    };
+    Ok(match in_bf16 {
+        true => Operands::Bf16,
+        false => Operands::F32,
+    })
+}
+
+/// Whether a layer of the model holds FP8 codes.
+fn holds_codes(model: &Model) -> bool {
+    struct Codes(bool);
+    impl Visitor for Codes {
+        fn layer(&mut self, layer: &dyn Fp8Layer) {
+            self.0 |= layer.static_weight().is_some();
+        }
+
+        fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
+    }
+    let mut codes = Codes(false);
+    model.visit(&mut codes);
+    codes.0
+}
+
 /// Fails for a rank that no matrix of a layer can have.
 fn check_rank(rank: usize, vars: &VarMap) -> Result<()> {
     let vars = vars.data().lock();
@@ -347,6 +385,9 @@ impl Run {
                 println!("before training: validation {judged}");
             }
         }
+        // Only now: the figures before and after training are those of the model as it is.
+        let operands = settings.operands();
+        self.trainer.model_mut().set_operands(operands);
         let task = self.task;
         let judged = move |loss, accuracy| judged(task, loss, accuracy);
         let mut watch = Watch::new(Look {

@@ -146,12 +146,14 @@ impl Finished<'_> {
 
     /// The judgement of what is written, which the run's recipe does not belong to: another validation if the others ran in FP8.
     fn judge_written(&mut self, val_loss: Option<f64>, accuracy: Option<f64>) -> Result<Judgement> {
-        if val_loss.is_none() || !self.in_fp8() {
+        let as_they_are = self.settings.operands().is_none();
+        if val_loss.is_none() || (as_they_are && !self.in_fp8()) {
             return Ok(Judgement {
                 loss: val_loss,
                 accuracy,
             });
         }
+        self.trainer.model_mut().set_operands(None);
         let loss = self.trainer.validate_high_precision()?;
         let accuracy = accuracy.and(self.trainer.accuracy());
         Ok(Judgement { loss, accuracy })

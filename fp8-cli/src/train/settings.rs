@@ -3,6 +3,7 @@
 use crate::card::Card;
 use crate::usage::{Usage, at_least, number, steps};
 use anyhow::{Result, ensure};
+use candle_core::DType;
 use fp8::fp8_core::did_you_mean;
 use fp8::optim::{AdamWConfig, DecayScope, LrSchedule};
 use fp8::training::{DatasetOptions, TrainerConfig, Validation};
@@ -54,6 +55,10 @@ pub struct Settings {
     /// Another recipe, or f32, for the layers whose path matches: PATTERN=RECIPE
     #[arg(long, value_name = "PATTERN=RECIPE", conflicts_with = "lora")]
     pub layer: Vec<String>,
+    /// What the operands of products that no recipe casts, those of attention and of a language model's head, are rounded to in training
+    /// [default: bf16 if layers compute in FP8 and the processor multiplies bf16, else f32]
+    #[arg(long, value_enum)]
+    pub operands: Option<Operands>,
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]
     #[arg(long, value_name = "X", value_parser = number(POSITIVE, positive), allow_negative_numbers = true)]
     pub lr: Option<f64>,
@@ -109,6 +114,24 @@ pub struct Settings {
     pub stats: Option<u64>,
 }
 
+/// Operands of products in high precision.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Operands {
+    F32,
+    Bf16,
+}
+
+impl Operands {
+    /// As models take it.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => None,
+            Self::Bf16 => Some(DType::BF16),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
@@ -128,6 +151,16 @@ impl Settings {
     /// Tokens of a row.
     pub fn context(&self) -> usize {
         self.context.unwrap_or(CONTEXT)
+    }
+
+    /// The dtype that operands of products in high precision are rounded to; None for that of the tensors.
+    pub fn operands(&self) -> Option<DType> {
+        self.operands.and_then(Operands::dtype)
+    }
+
+    /// Whether it trains a model in full under an FP8 recipe.
+    pub fn trains_in_fp8(&self) -> bool {
+        self.lora.is_none() && self.name() != F32
     }
 
     /// The temperature of queries, if it is not that of runs that name none.
@@ -258,6 +291,9 @@ struct Fixed<'a> {
     target: Option<&'a [String]>,
     dropout: Option<f32>,
     seed: u64,
+    /// Runs of earlier versions have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    operands: Option<Operands>,
 }
 
 impl<'a> Fixed<'a> {
@@ -271,6 +307,7 @@ impl<'a> Fixed<'a> {
             target: settings.target.as_deref(),
             dropout: settings.dropout.map(|share| share as f32),
             seed: settings.seed,
+            operands: settings.operands,
         }
     }
 }

@@ -131,6 +131,13 @@ impl Model {
         }
     }
 
+    /// [`Llama::set_operands`]. An encoder has no such setting and stays as it is.
+    pub fn set_operands(&mut self, dtype: Option<DType>) {
+        if let Self::Llama(model) = self {
+            model.set_operands(dtype);
+        }
+    }
+
     /// The largest number of tokens that the model has positions for; None means no limit.
     pub fn max_positions(&self) -> Option<usize> {
         match self {

@@ -86,6 +86,14 @@ impl Projection {
         self.base.bias().is_some()
     }
 
+    /// The weight, if the layer multiplies by it in high precision and does nothing else.
+    pub(crate) fn matrix(&self) -> Option<&Tensor> {
+        let beside = self.beside.as_deref();
+        let is_alone = beside.is_none_or(|beside| beside.change.is_none() && beside.tap.is_none());
+        let is_plain = self.base.bias().is_none() && self.base.fp8_state().is_none();
+        self.base.plain_weight().filter(|_| is_alone && is_plain)
+    }
+
     /// The layer that computes.
     fn layer(&self) -> &Linear {
         match self.changed() {

@@ -105,6 +105,11 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         self.state.model()
     }
 
+    /// The model, to change its settings; its parameters are those of [`Trainer::vars`].
+    pub fn model_mut(&mut self) -> &mut M {
+        self.state.model_mut()
+    }
+
     /// The variables.
     pub fn vars(&self) -> &VarMap {
         self.state.vars()

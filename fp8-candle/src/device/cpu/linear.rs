@@ -4,6 +4,7 @@ use super::dots::{self, Held, Rows, Sizes};
 use super::elements::{Element, for_narrow, storage, with_slices};
 use super::gemm::Epilogue;
 use super::pages;
+use crate::base::data::storage::tensor_of;
 use crate::base::error::Result;
 use crate::base::parallel::shared::Shared;
 use candle_core::{DType, Storage, Tensor, WithDType};
@@ -15,17 +16,15 @@ const OP: &str = "linear";
 
 /// `x weight^T + bias` in the dtype of `x`: the sums in f32, or f64 if `x` is, rounded before the bias is added in that dtype.
 ///
-/// `x`: `[.., k]`, of m rows; `weight`: `[n, k]`, in its own dtype; `bias`: `[n]`.
-pub(crate) fn linear(
-    x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    sizes: (usize, usize, usize),
-) -> Result<Storage> {
+/// `x`: `[m, k]`; `weight`: `[n, k]`, in its own dtype; `bias`: `[n]`; result `[m, n]`.
+pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let ((m, k), n) = (x.dims2()?, weight.dim(0)?);
+    let sizes = (m, n, k);
     // Rounded to the dtype of the result first.
     let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
     if x.dtype() == DType::F64 {
-        return in_f64(x, &weight.to_dtype(DType::F64)?, bias.as_ref(), sizes);
+        let weight = weight.to_dtype(DType::F64)?;
+        return tensor_of(in_f64(x, &weight, bias.as_ref(), sizes)?, (m, n));
     }
     let bias = bias.map(|bias| bias.to_dtype(DType::F32)?.to_vec1::<f32>());
     let bias = bias.transpose()?;
@@ -35,7 +34,7 @@ pub(crate) fn linear(
     };
     for_narrow!(OP, "x", x.dtype(), X => {
         for_narrow!(OP, "the weight", weight.dtype(), W => {
-            in_f32::<X, W>(x, &weight, bias.as_deref(), sizes)
+            tensor_of(in_f32::<X, W>(x, &weight, bias.as_deref(), sizes)?, (m, n))
         })
     })
 }

@@ -29,6 +29,7 @@ use candle_core::{DType, Device, Storage, Tensor};
 use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slices};
 use float8::F8E4M3;
 use fp8_core::{Cast, Contraction, Format, Isa, Rounding, ScaleGrid};
+pub(crate) use gemm::multiplies_bf16;
 
 /// FP8 on the host.
 pub(crate) struct CpuBackend;
@@ -190,6 +191,15 @@ impl Backend for CpuBackend {
     /// In the order of candle's own matmul backward, so that the bits equal the plain layer's.
     fn transposed_product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         Ok(b.t()?.matmul(a)?.t()?)
+    }
+
+    fn product_bf16(
+        &self,
+        a: (&Tensor, Contraction),
+        b: (&Tensor, Contraction),
+        dtype: DType,
+    ) -> Result<Tensor> {
+        gemm::gemm_bf16(Isa::best(), a, b, dtype)
     }
 
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {

@@ -109,15 +109,18 @@ impl Attention {
         let v = v
             .reshape((batch, tokens, kv_heads, head_dim))?
             .transpose(1, 2)?;
-        let y = self.scores().attend([q, k, v], call.part.seen(), cache)?;
+        let y = self
+            .scores(call.operands)
+            .attend([q, k, v], call.part.seen(), cache)?;
         let y = y.transpose(1, 2)?;
         Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
 
-    fn scores(&self) -> Scores {
+    fn scores(&self, operands: Option<DType>) -> Scores {
         Scores {
             scale: 1. / (self.sizes.head_dim as f64).sqrt(),
             window: self.sizes.window,
+            operands,
         }
     }
 
@@ -153,7 +156,8 @@ impl Attention {
             cache.append(&k.narrow(0, row, 1)?, &v.narrow(0, row, 1)?, seen)?;
             sequences.push(cache.sequence(seen + 1));
         }
-        let options = self.scores().options();
+        let operands = calls.first().and_then(|call| call.operands);
+        let options = self.scores(operands).options();
         let y = ops::cached_attention_each(&q.detach(), &sequences, &options)?;
         Ok(y.reshape((rows, 1, heads * head_dim))?)
     }

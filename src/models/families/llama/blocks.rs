@@ -28,6 +28,7 @@ impl Blocks for Llama {
         let call = Call {
             part: Part::Rows(rows),
             rope: self.rope(0, tokens)?,
+            operands: self.operands,
         };
         block.forward(x, &[call], Caches::None)
     }

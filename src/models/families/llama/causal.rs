@@ -2,7 +2,7 @@
 
 use crate::models::error::Result;
 use crate::models::layers::{LayerCache, Rows};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use fp8_candle::ops::{self, AttentionOptions};
 
 /// What attention needs for a part of a batch.
@@ -12,6 +12,8 @@ pub(super) struct Call {
     pub(super) part: Part,
     /// Cosines and sines of the new tokens.
     pub(super) rope: (Tensor, Tensor),
+    /// The dtype to which the operands of products are rounded; None for that of the tensors.
+    pub(super) operands: Option<DType>,
 }
 
 /// A part of a batch that attention looks at by itself.
@@ -104,6 +106,8 @@ pub(super) struct Scores {
     pub(super) scale: f64,
     /// Tokens that a query sees; None without a limit.
     pub(super) window: Option<usize>,
+    /// As [`Call::operands`].
+    pub(super) operands: Option<DType>,
 }
 
 impl Scores {
@@ -112,6 +116,7 @@ impl Scores {
             .with_causal(true)
             .with_softmax_scale(self.scale)
             .with_window(self.window)
+            .with_operands(self.operands)
     }
 
     /// Attention of new tokens, `[batch, heads, tokens, head_dim]`, of rows that have `seen` tokens before; adds keys and values to

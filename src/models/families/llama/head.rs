@@ -4,8 +4,8 @@ use super::LlamaConfig;
 use crate::models::error::Result;
 use crate::models::layers::{Projection, file_has};
 use crate::nn::{VarBuilder, linear_no_bias};
-use candle_core::{Module, Tensor};
-use fp8_candle::ops;
+use candle_core::{DType, Module, Tensor};
+use fp8_candle::ops::{self, LinearOptions};
 use fp8_recipes::Fp8Module;
 
 #[derive(Debug, Clone, Fp8Module)]
@@ -42,12 +42,24 @@ impl Head {
         }
     }
 
-    /// x: `[.., hidden_size]` to `[.., vocab_size]`, in x's dtype.
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// The matrix, `[vocab_size, hidden_size]`, if the head multiplies by one in high precision and does nothing else.
+    pub(super) fn matrix(&self) -> Option<&Tensor> {
         match self {
-            Self::Own(layer) => Ok(layer.forward(x)?),
+            Self::Own(layer) => layer.matrix(),
+            Self::Tied(table) => Some(table),
+        }
+    }
+
+    /// x: `[.., hidden_size]` to `[.., vocab_size]`, in x's dtype. Operands are rounded to a dtype unless FP8 replaces it.
+    pub(super) fn forward(&self, x: &Tensor, operands: Option<DType>) -> Result<Tensor> {
+        match (self, operands.and(self.matrix())) {
+            (_, Some(matrix)) => {
+                let options = LinearOptions::default().with_operands(operands);
+                Ok(ops::linear_with(x, matrix, None, options)?)
+            }
+            (Self::Own(layer), None) => Ok(layer.forward(x)?),
             // In the table's own dtype.
-            Self::Tied(table) => Ok(ops::linear(x, table, None)?),
+            (Self::Tied(table), None) => Ok(ops::linear(x, table, None)?),
         }
     }
 }

@@ -153,6 +153,7 @@ impl LatentAttention {
         let scores = Scores {
             scale: self.config.softmax_scale,
             window: None,
+            operands: call.operands,
         };
         let qkv = [q, self.padded(&k)?, self.padded(&v)?];
         let y = scores.attend(qkv, call.part.seen(), cache)?;

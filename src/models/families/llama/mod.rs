@@ -167,6 +167,9 @@ pub struct Llama {
     head: Head,
     #[fp8(skip)]
     recomputes: bool,
+    /// The dtype to which the operands of products in high precision are rounded; None for that of the tensors.
+    #[fp8(skip)]
+    operands: Option<DType>,
     /// Whether some scale of an activation depends on all rows of a batch.
     #[fp8(skip)]
     shares_scales: bool,
@@ -222,6 +225,7 @@ impl Llama {
             norm: rms_norm(config.hidden_size, config.rms_norm_eps, root.pp("norm"))?,
             head,
             recomputes: false,
+            operands: None,
             shares_scales: false,
             config: config.clone(),
             dtype: vb.dtype(),
@@ -244,7 +248,7 @@ impl Llama {
     /// If an id is not in the vocabulary or `ids` has another shape.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let x = self.run(ids, None)?;
-        self.head.forward(&x)
+        self.head.forward(&x, self.operands)
     }
 
     /// A cache of E4M3 codes with the k and v scales of the file, for `batch` sequences of up to `capacity` tokens; None if the file
@@ -294,6 +298,7 @@ impl Llama {
             Ok(Call {
                 part: Part::Rows(rows),
                 rope: self.rope(rows.seen, tokens)?,
+                operands: self.operands,
             })
         });
         let calls = calls.collect::<Result<Vec<_>>>()?;
@@ -335,7 +340,7 @@ impl CausalLm for Llama {
     fn forward_cached(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         in_pool(&self.device, || {
             let x = self.run(ids, Some(cache))?.detach();
-            Ok(self.head.forward(&x)?.detach())
+            Ok(self.head.forward(&x, self.operands)?.detach())
         })
     }
 
@@ -349,7 +354,7 @@ impl CausalLm for Llama {
                 });
             }
             let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
-            Ok(self.head.forward(&last)?.detach())
+            Ok(self.head.forward(&last, self.operands)?.detach())
         })
     }
 

@@ -50,6 +50,7 @@ impl Llama {
             calls.push(Call {
                 part: Part::Rows(rows),
                 rope: self.rope(seen, 1)?,
+                operands: self.operands,
             });
         }
         let for_each = |heads: usize| -> Result<(Tensor, Tensor)> {
@@ -74,6 +75,6 @@ impl Llama {
         let x =
             self.through_layers(ids, &calls, |layer| Caches::Each(&layers[layer], &together))?;
         let last = x.detach().squeeze(1)?;
-        Ok(self.head.forward(&last)?.detach())
+        Ok(self.head.forward(&last, self.operands)?.detach())
     }
 }

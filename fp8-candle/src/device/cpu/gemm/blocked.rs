@@ -9,7 +9,7 @@ use super::kernel::{Engine, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::product::{PackedA, Panels, Product, TASK_CODES};
 use super::results::Block;
-use super::side::{Codes, Side};
+use super::side::{Elements, Side};
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, HighPrecision};
 use std::mem::MaybeUninit;
@@ -90,8 +90,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             rows: m,
         };
         let panels = self.panels();
-        let packed = match self.b.codes {
-            Codes::Panels(_, codes) if m <= self.engine.packed_rows() => Some(codes),
+        let packed = match self.b.elements {
+            Elements::Panels(_, codes) if m <= self.engine.packed_rows() => Some(codes),
             _ => None,
         };
         let streamed = packed.and_then(|_| self.engine.packed_panels(m));

@@ -4,8 +4,9 @@ use super::decoder::Decoder;
 use super::few_amx;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
-use super::pack_bf16;
+use super::pack_bf16::{self, Source};
 use super::results::Block;
+use super::source_bf16::Bits;
 use super::tile_amx::Tiles;
 use super::tile_bf16::{self, Columns, Rows, To};
 use crate::base::parallel::shared::Shared;
@@ -28,6 +29,29 @@ impl Bf16Engine {
             IsaLevel::Avx512Bf16 => Some(Self { amx: false }),
             IsaLevel::Amx => Some(Self { amx: true }),
             _ => None,
+        }
+    }
+}
+
+impl Bf16Engine {
+    /// # Safety
+    /// As for [`Engine::pack_a`].
+    unsafe fn pack_a_from<S: Source>(
+        self,
+        source: S,
+        matrix: Matrix<'_, S::Element>,
+        rows: Range<usize>,
+        first: usize,
+        padded_rows: usize,
+        dst: Shared<'_, u16>,
+    ) {
+        // SAFETY: an engine exists only where these instructions do; the caller guarantees the rest.
+        unsafe {
+            if self.packs_pairs(matrix.kept) && matrix.contraction == Contraction::Rows {
+                pack_bf16::pack_a_pairs(source, matrix, rows, first, padded_rows, dst);
+            } else {
+                pack_bf16::pack_a(source, matrix, rows, first, padded_rows, dst);
+            }
         }
     }
 }
@@ -95,12 +119,31 @@ impl Engine for Bf16Engine {
         // SAFETY: an engine exists only where these instructions do; the caller guarantees the rest.
         unsafe {
             let decoder = Decoder::new(format);
-            if self.packs_pairs(matrix.kept) && matrix.contraction == Contraction::Rows {
-                pack_bf16::pack_a_pairs(&decoder, matrix, rows, first, padded_rows, dst);
-            } else {
-                pack_bf16::pack_a(&decoder, matrix, rows, first, padded_rows, dst);
-            }
+            self.pack_a_from(&decoder, matrix, rows, first, padded_rows, dst);
         }
+    }
+
+    unsafe fn pack_a_bf16(
+        self,
+        matrix: Matrix<'_, u16>,
+        rows: Range<usize>,
+        first: usize,
+        padded_rows: usize,
+        dst: Shared<'_, u16>,
+    ) {
+        // SAFETY: an engine exists only where these instructions do; the caller guarantees the rest.
+        unsafe { self.pack_a_from(Bits, matrix, rows, first, padded_rows, dst) }
+    }
+
+    fn pack_b_bf16(
+        self,
+        matrix: Matrix<'_, u16>,
+        first: usize,
+        range: Range<usize>,
+        dst: &mut [u16],
+    ) {
+        // SAFETY: an engine exists only where these instructions do.
+        unsafe { pack_bf16::pack_b(Bits, matrix, first, range, dst) }
     }
 
     fn pack_b(

@@ -11,27 +11,27 @@ use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::ops::Range;
 
-/// Row-major codes of an operand, and the dimension that is summed over.
+/// Row-major elements of an operand, by default codes, and the dimension that is summed over.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    pub(super) codes: &'a [u8],
+pub(super) struct Matrix<'a, T = u8> {
+    pub(super) elements: &'a [T],
     pub(super) kept: usize,
     pub(super) contracted: usize,
     pub(super) contraction: Contraction,
 }
 
-impl<'a> Matrix<'a> {
-    /// `codes` of this operand.
-    pub(super) fn new(side: &Side<'_>, codes: &'a [u8]) -> Self {
+impl<'a, T> Matrix<'a, T> {
+    /// `elements` of this operand.
+    pub(super) fn new(side: &Side<'_>, elements: &'a [T]) -> Self {
         Self {
-            codes,
+            elements,
             kept: side.kept(),
             contracted: side.contracted(),
             contraction: side.contraction,
         }
     }
 
-    /// The position of the code for a kept and a contracted index.
+    /// The position of the element for a kept and a contracted index.
     pub(super) fn place(&self, kept: usize, contracted: usize) -> usize {
         match self.contraction {
             Contraction::Cols => kept * self.contracted + contracted,
@@ -134,6 +134,32 @@ pub(super) trait Engine: Copy + Send + Sync {
         range: Range<usize>,
         dst: &mut [Self::Value],
     );
+
+    /// [`Engine::pack_a`] of an operand in bf16, which only engines that multiply bf16 get.
+    ///
+    /// # Safety
+    /// As for [`Engine::pack_a`].
+    unsafe fn pack_a_bf16(
+        self,
+        _matrix: Matrix<'_, u16>,
+        _rows: Range<usize>,
+        _first: usize,
+        _padded_rows: usize,
+        _dst: Shared<'_, Self::Value>,
+    ) {
+        unreachable!("an operand in bf16 for an engine that multiplies f32");
+    }
+
+    /// [`Engine::pack_b`] of an operand in bf16, which only engines that multiply bf16 get.
+    fn pack_b_bf16(
+        self,
+        _matrix: Matrix<'_, u16>,
+        _first: usize,
+        _range: Range<usize>,
+        _dst: &mut [Self::Value],
+    ) {
+        unreachable!("an operand in bf16 for an engine that multiplies f32");
+    }
 
     /// Decodes packed codes into values packed as B.
     fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [Self::Value]);

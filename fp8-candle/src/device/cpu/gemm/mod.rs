@@ -54,6 +54,8 @@ mod results;
 #[cfg(target_arch = "aarch64")]
 mod row_neon;
 #[cfg(target_arch = "x86_64")]
+mod source_bf16;
+#[cfg(target_arch = "x86_64")]
 mod tile_amx;
 #[cfg(target_arch = "x86_64")]
 mod tile_bf16;
@@ -68,10 +70,11 @@ mod tests;
 use crate::base::check::check_dims;
 use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::base::error::{Result, shape_error};
-use crate::device::cpu::elements::{for_dtype, storage};
-use candle_core::{DType, Storage};
-use fp8_core::{HighPrecision, Isa};
-use side::{OP, Side, with_side};
+use crate::device::cpu::elements::{for_dtype, storage, tensor, with_slices};
+use candle_core::{DType, Storage, Tensor};
+use fp8_core::{Contraction, Format, Granularity, HighPrecision, Isa};
+use half::bf16;
+use side::{Elements, OP, Side, with_side};
 use std::mem::MaybeUninit;
 
 #[cfg(target_arch = "x86_64")]
@@ -169,19 +172,86 @@ pub(super) fn gemm(
     })
 }
 
+/// Whether this processor has instructions that multiply bf16.
+pub(crate) fn multiplies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        Bf16Engine::of(Isa::best()).is_some()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// `[a.kept, b.kept]` in `dtype` of two matrices in bf16, see [`crate::device::Backend::product_bf16`].
+pub(super) fn gemm_bf16(
+    isa: Isa,
+    a: (&Tensor, Contraction),
+    b: (&Tensor, Contraction),
+    dtype: DType,
+) -> Result<Tensor> {
+    const OP: &str = "bf16 gemm";
+    let (a_sizes, b_sizes) = (a.0.dims2()?, b.0.dims2()?);
+    with_slices([a.0, b.0], |[a_values, b_values]: [&[bf16]; 2]| {
+        let a = bf16_side(a_values, a_sizes, a.1);
+        let b = bf16_side(b_values, b_sizes, b.1);
+        if a.contracted() != b.contracted() {
+            let expected = format!("[_, {}], the length of operand A's sums", a.contracted());
+            let got = vec![b.kept(), b.contracted()];
+            return Err(shape_error(
+                OP,
+                "operand B [kept, contracted]",
+                expected,
+                got,
+            ));
+        }
+        for_dtype!(OP, "the output", dtype, T => {
+            tensor(multiply_bf16::<T>(isa, &a, &b), (a.kept(), b.kept()))
+        })
+    })?
+}
+
+/// An operand in bf16, without scales.
+fn bf16_side(values: &[bf16], (rows, cols): (usize, usize), contraction: Contraction) -> Side<'_> {
+    Side {
+        elements: Elements::Bf16(values),
+        // There are no codes.
+        format: Format::E4M3,
+        grid: Granularity::Tensorwise.grid(rows, cols, contraction),
+        dequant_scales: &[1.],
+        contraction,
+    }
+}
+
+fn multiply_bf16<T: HighPrecision>(isa: Isa, a: &Side<'_>, b: &Side<'_>) -> Vec<T> {
+    filled(a.kept() * b.kept(), |out| {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(engine) = Bf16Engine::of(isa) {
+            return blocked::gemm(engine, a, b, None, out);
+        }
+        decoded::gemm(isa, a, b, None, out);
+    })
+}
+
 fn multiply<T: HighPrecision>(
     isa: Isa,
     a: &Side<'_>,
     b: &Side<'_>,
     bias: Option<&[f32]>,
 ) -> Vec<T> {
-    let len = a.kept() * b.kept();
+    filled(a.kept() * b.kept(), |out| {
+        if !tiled(isa, a, b, bias, out) {
+            decoded::gemm(isa, a, b, bias, out);
+        }
+    })
+}
+
+/// `len` values, which one of the GEMMs writes.
+fn filled<T: HighPrecision>(len: usize, gemm: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
     let mut values = super::pages::vec_for::<T>(len);
-    let out: &mut [MaybeUninit<T>] = &mut values.spare_capacity_mut()[..len];
-    if !tiled(isa, a, b, bias, out) {
-        decoded::gemm(isa, a, b, bias, out);
-    }
-    // SAFETY: both GEMMs write every element, or panic.
+    gemm(&mut values.spare_capacity_mut()[..len]);
+    // SAFETY: GEMMs write every element, or panic.
     unsafe { values.set_len(len) };
     values
 }

@@ -244,14 +244,14 @@ pub(super) fn tile(
         Contraction::Rows => {
             // Each store overwrites what the one before has written beyond its `height` codes.
             for (k, index) in range.clone().enumerate() {
-                let codes_of_k = &matrix.codes[matrix.place(rows.start, index)..];
+                let codes_of_k = &matrix.elements[matrix.place(rows.start, index)..];
                 store(load_some(codes_of_k), place(&mut codes[k * height..]));
             }
         }
         Contraction::Cols => {
             let row = |index: usize| {
                 let start = matrix.place(rows.start + index.min(height - 1), range.start);
-                &matrix.codes[start..start + range.len()]
+                &matrix.elements[start..start + range.len()]
             };
             interleave(std::array::from_fn(row), height, codes);
         }
@@ -300,7 +300,7 @@ pub(super) fn panel_of_rows(
     dst: &mut [f32],
 ) {
     for (row, dst) in rows.zip(dst.chunks_exact_mut(width)) {
-        let codes = &matrix.codes[matrix.place(cols.start, row)..][..cols.len()];
+        let codes = &matrix.elements[matrix.place(cols.start, row)..][..cols.len()];
         decode(format, codes, &mut dst[..codes.len()]);
         dst[codes.len()..].fill(0.);
     }
@@ -321,7 +321,7 @@ pub(super) fn panel_of_cols(
         let codes: [&[u8]; 16] = std::array::from_fn(|col| {
             let col = cols.start + (first_col + col).min(cols.len() - 1);
             let start = matrix.place(col, rows.start);
-            &matrix.codes[start..start + rows.len()]
+            &matrix.elements[start..start + rows.len()]
         });
         for first in (0..rows.len()).step_by(16) {
             let block = transpose(vectors(&codes, first));

@@ -38,7 +38,7 @@ pub(super) fn tile(
     match matrix.contraction {
         Contraction::Rows => {
             for (k, to) in range.clone().zip(codes.chunks_exact_mut(height)) {
-                to.copy_from_slice(&matrix.codes[matrix.place(rows.start, k)..][..height]);
+                to.copy_from_slice(&matrix.elements[matrix.place(rows.start, k)..][..height]);
             }
         }
         Contraction::Cols => {
@@ -69,7 +69,7 @@ pub(super) fn panel_of_rows(
         let codes = &mut codes[..dst.len()];
         for (row, to) in codes.chunks_exact_mut(width).enumerate() {
             let start = matrix.place(cols.start, first + row);
-            to[..cols.len()].copy_from_slice(&matrix.codes[start..start + cols.len()]);
+            to[..cols.len()].copy_from_slice(&matrix.elements[start..start + cols.len()]);
         }
         fp8_core::decode(format, codes, 1., dst);
     }
@@ -125,7 +125,7 @@ fn lines<'a>(
 ) -> [&'a [u8]; 16] {
     std::array::from_fn(|index| {
         let start = matrix.place(kept(index), range.start);
-        &matrix.codes[start..start + range.len()]
+        &matrix.elements[start..start + range.len()]
     })
 }
 

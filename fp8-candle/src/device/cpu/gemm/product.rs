@@ -4,15 +4,16 @@ use super::epilogue::Epilogue;
 use super::kernel::{Engine, Matrix};
 use super::layout::{ROWS, ROWS_STEP, padded};
 use super::results::Results;
-use super::side::{Codes, Side};
+use super::side::{Elements, Side};
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 use fp8_core::HighPrecision;
+use half::slice::HalfFloatSliceExt;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Codes from which a second thread pays off for packing.
-const PARALLEL_CODES: usize = 1 << 15;
+/// Elements from which a second thread pays off for packing.
+const PARALLEL_ELEMENTS: usize = 1 << 15;
 
 /// Codes from which a separate task pays off.
 pub(super) const TASK_CODES: usize = 1 << 15;
@@ -66,9 +67,9 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         padded(self.k()) * Self::WIDTH
     }
 
-    /// Packs with `task`, on this thread only if there are few codes.
-    pub(super) fn pack_each(&self, codes: usize, count: usize, task: impl Fn(usize) + Sync) {
-        if codes >= PARALLEL_CODES {
+    /// Packs with `task`, on this thread only if there are few elements.
+    pub(super) fn pack_each(&self, elements: usize, count: usize, task: impl Fn(usize) + Sync) {
+        if elements >= PARALLEL_ELEMENTS {
             self.for_each(count, task);
         } else {
             (0..count).for_each(task);
@@ -85,24 +86,29 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
 
     /// Packs these kept indices of A, in parallel.
     pub(super) fn pack_a(&self, rows: Range<usize>, values: &mut [E::Value]) {
-        let Codes::RowMajor(codes) = self.a.codes else {
-            unreachable!("operand A is never packed beforehand");
-        };
-        let matrix = Matrix::new(self.a, codes);
         let per_task = (TASK_CODES / self.k().max(1))
             .next_multiple_of(ROWS_STEP)
             .max(ROWS_STEP);
         let padded_rows = rows.len().next_multiple_of(ROWS);
         let values = Shared::new(values);
-        let codes = rows.len() * self.k();
-        self.pack_each(codes, rows.len().div_ceil(per_task), |task| {
-            let start = rows.start + task * per_task;
+        let (engine, first) = (self.engine, rows.start);
+        let elements = rows.len() * self.k();
+        self.pack_each(elements, rows.len().div_ceil(per_task), |task| {
+            let start = first + task * per_task;
             let part = start..rows.end.min(start + per_task);
             // SAFETY: each task has its own rows, and `per_task` is a multiple of `ROWS_STEP`.
             unsafe {
-                let format = self.a.format;
-                self.engine
-                    .pack_a(format, matrix, part, rows.start, padded_rows, values);
+                match self.a.elements {
+                    Elements::Codes(codes) => {
+                        let matrix = Matrix::new(self.a, codes);
+                        engine.pack_a(self.a.format, matrix, part, first, padded_rows, values);
+                    }
+                    Elements::Bf16(bits) => {
+                        let matrix = Matrix::new(self.a, bits.reinterpret_cast());
+                        engine.pack_a_bf16(matrix, part, first, padded_rows, values);
+                    }
+                    Elements::Panels(..) => unreachable!("operand A is never packed beforehand"),
+                }
             }
         });
     }
@@ -112,8 +118,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let len = self.panel_len();
         let per_task = (TASK_CODES / len.max(1)).max(1);
         let values = Shared::new(values);
-        let codes = panels.len() * len;
-        self.pack_each(codes, panels.len().div_ceil(per_task), |task| {
+        let elements = panels.len() * len;
+        self.pack_each(elements, panels.len().div_ceil(per_task), |task| {
             for panel in task * per_task..panels.len().min((task + 1) * per_task) {
                 // SAFETY: each task has its own panels.
                 let values = unsafe { values.part(panel * len..(panel + 1) * len) };
@@ -124,13 +130,18 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
 
     /// Packs a panel of B for `range` of the sum.
     pub(super) fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
-        match self.b.codes {
-            Codes::RowMajor(codes) => {
+        match self.b.elements {
+            Elements::Codes(codes) => {
                 let matrix = Matrix::new(self.b, codes);
                 self.engine
                     .pack_b(self.b.format, matrix, panel * Self::WIDTH, range, values);
             }
-            Codes::Panels(_, codes) => {
+            Elements::Bf16(bits) => {
+                let matrix = Matrix::new(self.b, bits.reinterpret_cast());
+                self.engine
+                    .pack_b_bf16(matrix, panel * Self::WIDTH, range, values);
+            }
+            Elements::Panels(_, codes) => {
                 let len = self.panel_len();
                 let codes =
                     &codes[panel * len..][range.start * Self::WIDTH..range.end * Self::WIDTH];

@@ -6,21 +6,24 @@ use crate::base::data::codes::{GemmCodes, GemmOperand, sizes};
 use crate::base::error::{Result, shape_error};
 use candle_core::Tensor;
 use fp8_core::{Contraction, Format, ScaleGrid};
+use half::bf16;
 
 pub(super) const OP: &str = "fp8 gemm";
 
-/// The codes of an operand in memory.
+/// The elements of an operand in memory.
 #[derive(Clone, Copy)]
-pub(super) enum Codes<'a> {
-    /// `[rows, cols]` of the grid.
-    RowMajor(&'a [u8]),
-    /// Panels of kept indices, see `layout.rs`.
+pub(super) enum Elements<'a> {
+    /// Codes, `[rows, cols]` of the grid.
+    Codes(&'a [u8]),
+    /// Codes in panels of kept indices, see `layout.rs`.
     Panels(Order, &'a [u8]),
+    /// Values, `[rows, cols]` of the grid.
+    Bf16(&'a [bf16]),
 }
 
-/// One operand: codes, format, scales, and which dimension is summed over.
+/// One operand: elements, the format of codes, scales, and which dimension is summed over.
 pub(super) struct Side<'a> {
-    pub(super) codes: Codes<'a>,
+    pub(super) elements: Elements<'a>,
     pub(super) format: Format,
     pub(super) grid: ScaleGrid,
     pub(super) dequant_scales: &'a [f32],
@@ -69,9 +72,9 @@ pub(super) fn with_side<R>(
     with_codes(OP, codes, |codes| {
         with_scales(OP, operand.dequant_scale, |dequant_scales| {
             f(&Side {
-                codes: match operand.codes {
-                    GemmCodes::RowMajor(_) | GemmCodes::Transposed(_) => Codes::RowMajor(codes),
-                    GemmCodes::Packed(_) => Codes::Panels(order, codes),
+                elements: match operand.codes {
+                    GemmCodes::RowMajor(_) | GemmCodes::Transposed(_) => Elements::Codes(codes),
+                    GemmCodes::Packed(_) => Elements::Panels(order, codes),
                 },
                 format: operand.format,
                 grid: operand.grid,

@@ -1,5 +1,6 @@
 //! Every GEMM, on every instruction set of the machine, against f64 sums of the values of the codes.
 
+mod bf16_operands;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod packed;
 #[cfg(target_arch = "x86_64")]
@@ -8,7 +9,7 @@ mod packing;
 mod packing_f32;
 
 use super::layout::{SLICE, pack_codes};
-use super::side::{Codes, Side};
+use super::side::{Elements, Side};
 use super::{multiply, packed_order};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Format, Granularity, Isa};
@@ -63,9 +64,9 @@ impl Operand {
         self.granularity.grid(rows, cols, self.contraction)
     }
 
-    fn side<'a>(&'a self, codes: Codes<'a>) -> Side<'a> {
+    fn side<'a>(&'a self, elements: Elements<'a>) -> Side<'a> {
         Side {
-            codes,
+            elements,
             format: self.format,
             grid: self.grid(),
             dequant_scales: &self.scales,
@@ -74,7 +75,7 @@ impl Operand {
     }
 
     fn row_major(&self) -> Side<'_> {
-        self.side(Codes::RowMajor(&self.codes))
+        self.side(Elements::Codes(&self.codes))
     }
 
     fn values(&self) -> Vec<f64> {
@@ -164,7 +165,7 @@ fn check(isa: Isa, a: &Operand, b: &Operand, expected: &[Sum], what: &str) {
     if let (Cols, Some(order)) = (b.contraction, packed_order(isa)) {
         let (n, k) = b.sizes;
         let packed = pack_codes(order, &b.codes, n, k);
-        let b = b.side(Codes::Panels(order, &packed));
+        let b = b.side(Elements::Panels(order, &packed));
         let of_packed = multiply::<f32>(isa, &a.row_major(), &b, None);
         assert_eq!(of_packed, y, "{what}: packed codes");
     }

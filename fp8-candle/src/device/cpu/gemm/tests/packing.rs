@@ -37,7 +37,7 @@ fn packing_equals_its_definition() {
                         }]
                     };
                     let matrix = Matrix {
-                        codes: &codes,
+                        elements: &codes,
                         kept,
                         contracted,
                         contraction,
@@ -61,6 +61,26 @@ fn packing_equals_its_definition() {
                     }
                     assert_eq!(bits(&packed), bits(&expected), "A, {what}");
 
+                    // The same values in bf16.
+                    let of_code = |&code| bf16::from_f32(format.decode(code)).to_bits();
+                    let values: Vec<u16> = codes.iter().map(of_code).collect();
+                    let in_bf16 = Matrix {
+                        elements: &values,
+                        kept,
+                        contracted,
+                        contraction,
+                    };
+                    let mut packed = vec![0; expected.len()];
+                    // SAFETY: no other task runs.
+                    unsafe {
+                        let dst = Shared::new(&mut packed);
+                        engine.pack_a_bf16(in_bf16, 0..kept, 0, rows, dst);
+                    }
+                    if pairs {
+                        drop_rests(&mut packed, kept, contracted);
+                    }
+                    assert_eq!(bits(&packed), bits(&expected), "A in bf16, {what}");
+
                     let expected = layout::reference::pack_b(format, kept, contracted, code);
                     let mut packed = vec![0x5555; expected.len()];
                     let len = layout::b_len(PANEL, 1, contracted);
@@ -72,6 +92,15 @@ fn packing_equals_its_definition() {
                         engine.pack_b(format, matrix, first, middle..end, right);
                     }
                     assert_eq!(bits(&packed), bits(&expected), "B, {what}");
+                    packed.fill(0x5555);
+                    for (panel, dst) in packed.chunks_mut(len).enumerate() {
+                        let middle = (contracted / 2).next_multiple_of(32);
+                        let (left, right) = dst.split_at_mut(middle * PANEL);
+                        let (first, end) = (panel * PANEL, layout::padded(contracted));
+                        engine.pack_b_bf16(in_bf16, first, 0..middle, left);
+                        engine.pack_b_bf16(in_bf16, first, middle..end, right);
+                    }
+                    assert_eq!(bits(&packed), bits(&expected), "B in bf16, {what}");
                     if contraction == Cols {
                         let codes = pack_codes(Order::Pairs, &codes, kept, contracted);
                         packed.fill(0x5555);

@@ -56,7 +56,7 @@ fn check<T: Tiles>() {
                     .map(|i| (i * 37 + i / 256) as u8)
                     .collect();
                 let matrix = Matrix {
-                    codes: &codes,
+                    elements: &codes,
                     kept,
                     contracted,
                     contraction,
@@ -114,7 +114,7 @@ fn check_b<T: Tiles>(
     what: &str,
 ) {
     let Matrix {
-        codes,
+        elements: codes,
         kept,
         contracted,
         contraction,
