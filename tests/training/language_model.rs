@@ -1,7 +1,7 @@
 //! Packed documents, recomputed layers and a loss by parts.
 
 use crate::support::*;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use fp8::models::Llama;
 use fp8::nn::loss::cross_entropy;
@@ -136,6 +136,26 @@ fn a_loss_in_parts_is_the_loss() -> Outcome {
         for (name, expected) in gradients(&vars, &whole) {
             assert_close(&name, &parts[&name], &expected, 1e-4);
         }
+    }
+    Ok(())
+}
+
+/// In any number of parts, with operands as they are or in bf16.
+#[test]
+fn a_loss_alone_is_the_loss() -> Outcome {
+    let (mut model, _) = model(400_000);
+    let text = ids(61);
+    let row = Tensor::from_slice(&text[..60], (1, 60), &Device::Cpu)?;
+    let (places, targets): (Vec<u32>, Vec<u32>) = (0..60).zip(text[1..].iter().copied()).unzip();
+    for operands in [None, Some(DType::BF16)] {
+        model.set_operands(operands);
+        let features = model.features(&row, &[vec![60]])?;
+        let loss = model.loss(&features, &places, &targets)?;
+        let alone = model.loss_value(&features, &places, &targets)?;
+        assert!(!alone.track_op());
+        // Parts are smaller where no weight gets a gradient.
+        let [loss, alone] = [loss, alone].map(|loss| loss.to_scalar::<f32>().expect("f32"));
+        assert_close("loss", &[loss], &[alone], 1e-6);
     }
     Ok(())
 }

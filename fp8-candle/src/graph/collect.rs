@@ -114,22 +114,40 @@ pub(crate) fn tell(error: Error) -> Error {
 
 /// Takes the gradient of `argument` if it is a variable and this thread collects.
 pub(crate) fn offer(argument: &Tensor, gradient: &mut Option<Tensor>) -> Result<()> {
-    if !argument.is_variable() {
+    let Some(new) = gradient.take_if(|_| argument.is_variable() && is_open()) else {
         return Ok(());
+    };
+    collect_into(argument, |old| match old {
+        Some(old) => old + new,
+        None => Ok(new),
+    })
+}
+
+/// Adds gradients of some rows of `argument`, which is a matrix, to its gradient, if it is a variable and this thread collects; returns
+/// whether it has done so.
+pub(crate) fn offer_rows(argument: &Tensor, indexes: &Tensor, rows: &Tensor) -> Result<bool> {
+    if !argument.is_variable() || !is_open() {
+        return Ok(false);
     }
+    collect_into(argument, |old| match old {
+        Some(old) => old.index_add(indexes, rows, 0),
+        None => argument.zeros_like()?.index_add(indexes, rows, 0),
+    })?;
+    Ok(true)
+}
+
+/// Changes the gradient of a variable that this thread collects, and tells the listener.
+fn collect_into(
+    argument: &Tensor,
+    change: impl FnOnce(Option<Tensor>) -> candle_core::Result<Tensor>,
+) -> Result<()> {
     let told = COLLECTOR.with(|collector| {
         let mut collector = collector.borrow_mut();
         let Some(collected) = collector.as_mut() else {
             return Ok(None);
         };
-        let Some(new) = gradient.take() else {
-            return Ok(None);
-        };
         let gradients = &mut collected.gradients;
-        let sum = match gradients.remove(&argument.id()) {
-            Some(old) => (old + new)?,
-            None => new,
-        };
+        let sum = change(gradients.remove(&argument.id()))?;
         gradients.insert(argument.id(), sum.clone());
         Ok::<_, Error>(collected.listener.clone().map(|listener| (listener, sum)))
     })?;

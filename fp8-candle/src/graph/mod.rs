@@ -9,5 +9,5 @@ pub mod wide;
 
 pub use attach::node;
 pub(crate) use attach::{Ready, attach, attach_all};
-pub(crate) use collect::is_open;
 pub use collect::{GradientListener, backward, backward_with};
+pub(crate) use collect::{is_open, offer_rows};

@@ -20,6 +20,7 @@ pub(crate) mod cross_entropy;
 pub mod detached;
 pub(crate) mod dropout;
 pub mod elements;
+mod embedding;
 pub(crate) mod fake_quant;
 mod linear;
 mod linear_cross_entropy;
@@ -35,6 +36,7 @@ pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tok
 pub use cached_attention::{CachedSequence, CachedTokens, cached_attention, cached_attention_each};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use dropout::dropout;
+pub use embedding::embedding;
 pub use linear::{LinearOptions, linear, linear_with, multiplies_bf16};
 pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};

@@ -1,5 +1,6 @@
 //! Differentiable operations: values, gradients, few tokens, no tokens, errors, profiles, and operations in wide nodes, also with values kept in FP8.
 
+mod embedding;
 mod empty;
 mod errors;
 mod few_tokens;

@@ -8,6 +8,7 @@ use crate::module::{Fp8Operator, LayerKind, show};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use fp8_candle::ops;
 use fp8_scaled::Parameter;
 use std::sync::Arc;
 
@@ -84,14 +85,10 @@ impl Module for Embedding {
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("embedding", path = self.path()).entered();
         OperatorCasts::around(self.state.get(), |casts| match casts {
-            None => {
-                let table = self.plain()?;
-                candle_nn::Embedding::new(table, self.hidden_size()).forward(indexes)
-            }
+            None => Ok(ops::embedding(&self.plain()?, indexes)?),
             Some(casts) => {
                 let table = casts.weight(&self.plain()?)?;
-                let inner = candle_nn::Embedding::new(table, self.hidden_size());
-                Ok(casts.output(&inner.forward(indexes)?)?)
+                Ok(casts.output(&ops::embedding(&table, indexes)?)?)
             }
         })
     }

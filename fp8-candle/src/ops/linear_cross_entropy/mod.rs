@@ -48,12 +48,12 @@ impl LinearCrossEntropyOptions {
 /// `weight` is part of a graph, their gradients are computed with the loss, and kept for the backward pass: each logit is computed
 /// once. For a loss without a backward pass, as in validation, pass detached tensors.
 ///
-/// Logits are in f32 (f64 for an `x` of f64), whatever the dtypes of `x` and `weight`; the gradient of the weight is summed in it.
-/// Products are those of [`linear_with`](super::linear_with).
+/// Logits are those of [`linear_with`](super::linear_with), so the loss is that of all logits at once. Their gradients, and the sums of the
+/// weight's, are in f32 (f64 for an `x` of f64).
 ///
 /// # Shapes
-/// `x` `[.., in]` and `weight` `[classes, in]` in f32, bf16, f16 or f64; `targets` `[..]` of any integer dtype. The loss is a scalar in the
-/// dtype of the logits, and NaN if there are no positions.
+/// `x` `[.., in]` and `weight` `[classes, in]` in f32, bf16, f16 or f64; `targets` `[..]` of any integer dtype. The loss is a scalar,
+/// f64 for an `x` of f64 and f32 otherwise, and NaN if there are no positions.
 ///
 /// # Errors
 /// As [`linear_with`](super::linear_with) and [`cross_entropy`](super::cross_entropy()).
@@ -136,7 +136,7 @@ fn multiplied(gradient: &Option<Tensor>, grad: &Tensor, of: &Tensor) -> Result<O
 /// One call.
 struct Call {
     products: Products,
-    /// Of the logits.
+    /// Of the logits' gradients.
     dtype: DType,
     /// As an operand.
     weight: Tensor,
@@ -147,7 +147,7 @@ struct Call {
 }
 
 impl Call {
-    /// The loss, and the gradients of x and of the weight in the dtype of the logits. `x`: `[rows, in]`; `targets`: `[rows]`.
+    /// The loss, and the gradients of x and of the weight in the dtype of the logits' gradients. `x`: `[rows, in]`; `targets`: `[rows]`.
     fn compute(&self, x: &Tensor, targets: &Tensor) -> Result<(Tensor, [Option<Tensor>; 2])> {
         let rows = targets.elem_count();
         let parts = rows.div_ceil(self.rows_at_once.max(1)).max(1);
@@ -196,8 +196,10 @@ impl Call {
 
     /// Adds a part of the rows, which has this share of the targets.
     fn add(&self, x: &Tensor, targets: &Tensor, share: f64, sums: &mut Sums) -> Result<()> {
+        let of = x.dtype();
         let x = self.products.operand(x)?;
-        let logits = self.products.forward(&x, &self.weight, None, self.dtype)?;
+        let logits = self.products.forward(&x, &self.weight, None, of)?;
+        let logits = logits.to_dtype(self.dtype)?;
         let (mean, gradient) = detached::cross_entropy(&logits, 1., targets, self.options)?;
         sums.add_loss((mean * share)?)?;
         if self.wanted == [false; 2] {

@@ -7,7 +7,7 @@ use crate::models::error::{Error, Result};
 use crate::models::layers::token_rows;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::{self, LinearCrossEntropyOptions};
-use fp8_recipes::nn::{checkpoint, loss};
+use fp8_recipes::nn::checkpoint;
 
 /// Logits of a head in FP8 or with an adapter that are in memory at once, in bytes of f32.
 const LOGITS: usize = 64 << 20;
@@ -156,5 +156,5 @@ fn cross_entropy(
     x: &Tensor,
     targets: &Tensor,
 ) -> candle_core::Result<Tensor> {
-    loss::cross_entropy(&head.forward(x, operands)?, targets)?.to_dtype(DType::F32)
+    ops::cross_entropy(&head.forward(x, operands)?, targets)?.to_dtype(DType::F32)
 }

@@ -1,0 +1,56 @@
+//! Rows of a table.
+
+use crate::base::check::{check_device, check_float};
+use crate::base::data::storage::take_storage;
+use crate::base::error::{Result, dtype_error, shape_error};
+use crate::graph::{Ready, attach, offer_rows};
+use candle_core::Tensor;
+
+const OP: &str = "embedding";
+
+/// The rows `indexes` of `table`, differentiable: what `candle_nn::Embedding` computes. In [`wide::backward`](crate::wide::backward) the
+/// gradient of a table that is a variable is added to those rows of what another operation gave, such as the head that a language
+/// model ties to its embedding, instead of being made as a table of its own.
+///
+/// # Shapes
+/// `table` `[rows, features]` of any float dtype, `indexes` `[..]` of u8, u32 or i64; result `[.., features]`.
+///
+/// # Errors
+/// If an index is not a row of the table, or shapes, dtypes or devices do not fit.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// let table = Var::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Device::Cpu)?;
+/// let rows = fp8_candle::ops::embedding(&table, &Tensor::new(&[2u32, 0, 2], &Device::Cpu)?)?;
+/// assert_eq!(rows.to_vec2::<f32>()?, [[5., 6.], [1., 2.], [5., 6.]]);
+/// let grads = fp8_candle::wide::backward(&rows.sum_all()?)?;
+/// assert_eq!(grads.get(&table).unwrap().to_vec2::<f32>()?, [[1., 1.], [0., 0.], [2., 2.]]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn embedding(table: &Tensor, indexes: &Tensor) -> Result<Tensor> {
+    check_float(OP, "table", table)?;
+    check_device(OP, "indexes", indexes, table.device())?;
+    let &[_, features] = table.dims() else {
+        return Err(shape_error(OP, "table", "[rows, features]", table.dims()));
+    };
+    if indexes.dtype().is_float() {
+        return Err(dtype_error(
+            OP,
+            "indexes",
+            "an integer dtype",
+            indexes.dtype(),
+        ));
+    }
+    let shape = [indexes.dims(), &[features]].concat();
+    let indexes = indexes.detach().flatten_all()?;
+    let rows = table.detach().index_select(&indexes, 0)?;
+    let result = Ready::new(take_storage(rows)?, shape)?;
+    attach(OP, [table], result, move |[table], _, grad| {
+        let rows = grad.contiguous()?.reshape(((), features))?;
+        if offer_rows(table, &indexes, &rows)? {
+            return Ok([None]);
+        }
+        Ok([Some(table.zeros_like()?.index_add(&indexes, &rows, 0)?)])
+    })
+}
