@@ -186,6 +186,11 @@ fn what_an_encoder_cannot_learn_is_said() {
     assert!(refused(&texts, &[]).contains("it learns lines of `text` and `label`"));
     let data = path(encoder::labelled(Path::new(&model)));
     assert!(refused(&data, &["--recompute"]).contains("--recompute is for language models"));
+    let error = refused(&data, &["--operands", "bf16"]);
+    assert!(
+        error.contains("--operands is bf16, which is for language models"),
+        "{error}"
+    );
     assert!(refused(&data, &["--lora", "2", "--target", "q_proj"]).contains("q_proj"));
     let queries = path(encoder::queries(Path::new(&model), false));
     assert!(refused(&queries, &["--temperature", "0"]).contains("temperature is 0"));

@@ -111,6 +111,30 @@ fn all_weights_are_trained_and_written() {
     assert!(perplexity(&after) < perplexity(&before), "{before} {after}");
 }
 
+/// The operands of high precision are stored with the run and change its losses, but not what is measured before it.
+#[test]
+fn operands_are_a_setting_of_the_run() {
+    let dir = folder();
+    let stored = |out: &str| json(&dir.join(&format!("{out}/run.json")))["operands"].clone();
+    for operands in ["f32", "bf16"] {
+        train(&dir, operands, &["--steps", "2", "--operands", operands]);
+        assert_eq!(stored(operands), operands);
+    }
+    let [plain, rounded] = ["f32", "bf16"].map(|out| losses(&dir, out));
+    assert_eq!(plain[0].0, 0);
+    assert_eq!(plain[0], rounded[0]);
+    assert_ne!(plain[1], rounded[1]);
+    // By default bf16 where FP8 is trained and bf16 is faster.
+    let fast = match fp8::fp8_candle::ops::multiplies_bf16() {
+        true => "bf16",
+        false => "f32",
+    };
+    for (recipe, expected) in [("delayed", fast), ("f32", "f32")] {
+        train(&dir, recipe, &["--steps", "1", "--recipe", recipe]);
+        assert_eq!(stored(recipe), expected, "{recipe}");
+    }
+}
+
 #[test]
 fn adapters_are_trained_beside_an_fp8_model() {
     let dir = folder();
