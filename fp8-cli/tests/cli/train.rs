@@ -130,8 +130,9 @@ fn operands_are_a_setting_of_the_run() {
         false => "f32",
     };
     for (recipe, expected) in [("delayed", fast), ("f32", "f32")] {
-        train(&dir, recipe, &["--steps", "1", "--recipe", recipe]);
-        assert_eq!(stored(recipe), expected, "{recipe}");
+        let out = format!("by-{recipe}");
+        train(&dir, &out, &["--steps", "1", "--recipe", recipe]);
+        assert_eq!(stored(&out), expected, "{recipe}");
     }
 }
 

@@ -63,7 +63,7 @@ impl LinearCrossEntropyOptions {
 ///
 /// # Examples
 /// ```
-/// use candle_core::{DType, Device, Tensor, Var};
+/// use candle_core::{Device, Tensor, Var};
 /// use fp8_candle::ops::{LinearCrossEntropyOptions, cross_entropy, linear, linear_cross_entropy};
 ///
 /// let x = Var::new(&[[1f32, 2.], [0.5, -1.]], &Device::Cpu)?;
