@@ -6,8 +6,8 @@ mod special;
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::Result;
 use fp8_candle::ops::{
-    CrossEntropyOptions, causal_softmax, cross_entropy_with, gelu, layer_norm, rms_norm, rope,
-    rope_i, softmax_last_dim,
+    CrossEntropyOptions, LinearCrossEntropyOptions, causal_softmax, cross_entropy_with, embedding,
+    gelu, layer_norm, linear_cross_entropy, rms_norm, rope, rope_i, softmax_last_dim,
 };
 use fp8_test_support::{device, flat64, skipped_on_cpu};
 
@@ -172,6 +172,29 @@ fn many_rows() -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// A tied table and head: rows of the table, and the loss of products with it.
+#[test]
+fn tables_and_heads() -> Result<()> {
+    if skipped_on_cpu() {
+        return Ok(());
+    }
+    let indexes = Tensor::new(&[[4u32, 0, 4], [9, 1, 0]], &Device::Cpu)?;
+    let targets = Tensor::new(&[[1u32, 2, 9], [0, 5, 2]], &Device::Cpu)?;
+    let args = [wave(&[10, 40], 1), wave(&[2, 3, 40], 2)];
+    let to = |x: &Tensor, of: &[Tensor]| x.to_device(of[0].device());
+    assert_like_cpu(
+        "embedding",
+        &|a| embedding(&a[0], &to(&indexes, a)?),
+        &args[..1],
+    )?;
+    let options = LinearCrossEntropyOptions::default();
+    assert_like_cpu(
+        "linear_cross_entropy",
+        &|a| linear_cross_entropy(&a[1], &a[0], &to(&targets, a)?, options),
+        &args,
+    )
 }
 
 #[test]
