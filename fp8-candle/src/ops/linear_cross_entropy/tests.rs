@@ -12,7 +12,7 @@ const IGNORED: i64 = -100;
 
 fn targets(classes: usize) -> Result<Tensor> {
     // The first rows, so a whole part where parts are small, and some others are ignored.
-    let target = |row: usize| match row < 5 || row % 7 == 0 {
+    let target = |row: usize| match row < 5 || row.is_multiple_of(7) {
         true => IGNORED,
         false => (row * 31 % classes) as i64,
     };

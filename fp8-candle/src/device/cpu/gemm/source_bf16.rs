@@ -79,7 +79,7 @@ fn load_32(values: &[u16]) -> __m512i {
         0 => 0,
         len => u32::MAX >> (32 - len.min(32)),
     };
-    // SA#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]TY: only the values of the mask are read, which lie in the slice.
+    // SAFETY: only the values of the mask are read, which lie in the slice.
     unsafe { _mm512_maskz_loadu_epi16(mask, values.as_ptr().cast()) }
 }
 
@@ -114,7 +114,7 @@ impl Source for Bits {
             }
             from
         };
-        // SA#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]TY: an array of 64 bytes.
+        // SAFETY: an array of 64 bytes.
         let in_turn = unsafe { _mm512_loadu_si512(IN_TURN.as_ptr().cast()) };
         let columns = |from: usize| {
             let row = |k: usize| {
