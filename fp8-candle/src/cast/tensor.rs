@@ -4,6 +4,7 @@ use crate::base::check::{check_device, check_dtype};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::take_storage;
 use crate::base::error::{Error, Result, internal, shape_error};
+use crate::device::multiply_values;
 use crate::device::{Codes, GemmCodes, GemmOperand, GemmOutput, backend};
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid};
@@ -292,22 +293,6 @@ pub(crate) fn multiply(
     let (a, b) = (a.dequantize(DType::F32)?, b.dequantize(DType::F32)?);
     let y = multiply_values((&a, a_contraction), (&b, b_contraction))?;
     take_storage(add_bias(y.to_dtype(out.dtype)?, out.bias)?)
-}
-
-/// `[a.kept, b.kept]` of two matrices in high precision.
-pub(crate) fn multiply_values(
-    (a, a_contraction): (&Tensor, Contraction),
-    (b, b_contraction): (&Tensor, Contraction),
-) -> Result<Tensor> {
-    let a = match a_contraction {
-        Contraction::Cols => a.clone(),
-        Contraction::Rows => a.t()?,
-    };
-    let b = match b_contraction {
-        Contraction::Cols => b.t()?,
-        Contraction::Rows => b.clone(),
-    };
-    Ok(a.matmul(&b)?)
 }
 
 /// `y + bias`, if there is one.

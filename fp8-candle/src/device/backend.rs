@@ -107,19 +107,11 @@ pub trait Backend: Send + Sync {
     /// the device can. On the CPU each row of the result has the same bits whatever the number of rows beside it.
     fn product_bf16(
         &self,
-        (a, a_contraction): (&Tensor, Contraction),
-        (b, b_contraction): (&Tensor, Contraction),
+        a: (&Tensor, Contraction),
+        b: (&Tensor, Contraction),
         dtype: DType,
     ) -> Result<Tensor> {
-        let a = match a_contraction {
-            Contraction::Cols => a.clone(),
-            Contraction::Rows => a.t()?,
-        };
-        let b = match b_contraction {
-            Contraction::Cols => b.t()?,
-            Contraction::Rows => b.clone(),
-        };
-        Ok(a.matmul(&b)?.to_dtype(dtype)?)
+        Ok(multiply_values(a, b)?.to_dtype(dtype)?)
     }
 
     /// Sum over the rows of `[rows, cols]`, accumulated in f32, as `dtype` `[cols]`.
@@ -233,4 +225,20 @@ pub(crate) trait FusedAttention: Send + Sync {
     ) -> Result<[Option<Tensor>; 3]> {
         internal!("no kernels for {:?}", attention.products)
     }
+}
+
+/// `[a.kept, b.kept]` of two matrices in high precision.
+pub(crate) fn multiply_values(
+    (a, a_contraction): (&Tensor, Contraction),
+    (b, b_contraction): (&Tensor, Contraction),
+) -> Result<Tensor> {
+    let a = match a_contraction {
+        Contraction::Cols => a.clone(),
+        Contraction::Rows => a.t()?,
+    };
+    let b = match b_contraction {
+        Contraction::Cols => b.t()?,
+        Contraction::Rows => b.clone(),
+    };
+    Ok(a.matmul(&b)?)
 }

@@ -12,7 +12,7 @@ pub use crate::base::data::codes::{Codes, GemmCodes, GemmOperand, GemmOutput, Or
 pub use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 pub use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 pub use backend::{AmaxCells, Backend};
-pub(crate) use backend::{FusedAttention, MadeCasts};
+pub(crate) use backend::{FusedAttention, MadeCasts, multiply_values};
 pub(crate) use cpu::{encode_filled, filled};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};

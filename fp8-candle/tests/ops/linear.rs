@@ -217,6 +217,22 @@ fn operands_in_bf16_are_rounded_tensors() -> Result<()> {
 }
 
 #[test]
+fn operands_in_bf16_may_be_empty() -> Result<()> {
+    let options = LinearOptions::default().with_operands(DType::BF16);
+    for (rows, inputs, outputs) in [(0, 8, 3), (2, 0, 3), (2, 8, 0), (0, 0, 0)] {
+        let x = Var::zeros((rows, inputs), DType::F32, &candle_core::Device::Cpu)?;
+        let weight = Var::zeros((outputs, inputs), DType::F32, &candle_core::Device::Cpu)?;
+        let y = linear_with(&x, &weight, None, options)?;
+        assert_eq!(y.dims(), [rows, outputs]);
+        assert!(flat(&y).iter().all(|&y| y == 0.));
+        let grads = y.sum_all()?.backward()?;
+        assert_eq!(grads.get(&x).unwrap().dims(), x.dims());
+        assert_eq!(grads.get(&weight).unwrap().dims(), weight.dims());
+    }
+    Ok(())
+}
+
+#[test]
 fn other_dtypes_of_operands_are_refused() {
     let (x, weight) = (wave_f32(&[2, 8], 1), wave_f32(&[3, 8], 2));
     let options = LinearOptions::default().with_operands(DType::F16);

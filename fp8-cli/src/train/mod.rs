@@ -83,6 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
     // All checks of arguments, data and model come before a folder is made.
     let settings = &stored.settings;
     settings.card.check(&Source::of(&stored.model))?;
+    // For its errors: the operands, which are a setting too, depend on the model.
     settings.trainer()?;
     let tokenizer = Source::of(&stored.model).tokenizer()?;
     let lesson = Lesson::new(settings, &stored.model, &tokenizer)?;

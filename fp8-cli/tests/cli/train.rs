@@ -111,7 +111,7 @@ fn all_weights_are_trained_and_written() {
     assert!(perplexity(&after) < perplexity(&before), "{before} {after}");
 }
 
-/// The operands of high precision are stored with the run and change its losses, but not what is measured before it.
+/// The operands of high precision are stored with the run and change its losses, but not what is measured before and after it.
 #[test]
 fn operands_are_a_setting_of_the_run() {
     let dir = folder();
@@ -124,6 +124,16 @@ fn operands_are_a_setting_of_the_run() {
     assert_eq!(plain[0].0, 0);
     assert_eq!(plain[0], rounded[0]);
     assert_ne!(plain[1], rounded[1]);
+    // Nor what is measured of the written model after it.
+    train(
+        &dir,
+        "both",
+        &["--steps", "2", "--recipe", "f32", "--operands", "bf16"],
+    );
+    let summary = json(&dir.join("both/summary.json"));
+    let [rounded, written] =
+        ["final_val_loss", "written_val_loss"].map(|key| summary[key].as_f64());
+    assert!(written.is_some() && written != rounded, "{summary}");
     // By default bf16 where FP8 is trained and bf16 is faster.
     let fast = match fp8::fp8_candle::ops::multiplies_bf16() {
         true => "bf16",

@@ -3,7 +3,8 @@
 use super::geometry::Geometry;
 use super::values::{Values, kept_block};
 use crate::base::error::{Result, internal};
-use crate::cast::tensor::{Fp8Tensor, multiply_values};
+use crate::cast::tensor::Fp8Tensor;
+use crate::device::multiply_values;
 use crate::device::{GemmOutput, backend};
 use crate::graph::Ready;
 use candle_core::{DType, Tensor};

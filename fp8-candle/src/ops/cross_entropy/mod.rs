@@ -147,26 +147,23 @@ fn on_cuda(logits: &Tensor, targets: Tensor, options: CrossEntropyOptions) -> Re
 /// The number of classes, if logits and targets fit each other.
 fn check(logits: &Tensor, targets: &Tensor) -> Result<usize> {
     check_float(OP, "logits", logits)?;
-    check_device(OP, "targets", targets, logits.device())?;
     let classes = last_dim(OP, "logits", logits)?;
-    let positions = &logits.dims()[..logits.rank() - 1];
-    if targets.dims() != positions {
-        return Err(shape_error(
-            OP,
-            "targets",
-            format!("{positions:?}"),
-            targets.dims(),
-        ));
-    }
-    if targets.dtype().is_float() {
-        return Err(dtype_error(
-            OP,
-            "targets",
-            "an integer dtype",
-            targets.dtype(),
-        ));
-    }
+    check_targets(OP, targets, logits)?;
     Ok(classes)
+}
+
+/// Fails unless there is an integer target for each row of `x`, `[.., features]`.
+pub(super) fn check_targets(op: &'static str, targets: &Tensor, x: &Tensor) -> Result<()> {
+    check_device(op, "targets", targets, x.device())?;
+    let positions = &x.dims()[..x.rank() - 1];
+    if targets.dims() != positions {
+        let expected = format!("{positions:?}");
+        return Err(shape_error(op, "targets", expected, targets.dims()));
+    }
+    match targets.dtype() {
+        dtype if dtype.is_float() => Err(dtype_error(op, "targets", "an integer dtype", dtype)),
+        _ => Ok(()),
+    }
 }
 
 /// [`cross_entropy_with`] of `logits_scale * logits` outside any graph, and what its gradient needs.

@@ -1,11 +1,10 @@
 //! The loss of a language model's output layer, without all logits at once.
 
-use super::cross_entropy::CrossEntropyOptions;
+use super::cross_entropy::{CrossEntropyOptions, check_targets};
 use super::linear::{Products, check};
 use super::{detached, wide_dtype};
-use crate::base::check::check_device;
 use crate::base::data::storage::take_storage;
-use crate::base::error::{Result, dtype_error, internal, shape_error};
+use crate::base::error::{Result, internal};
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
 
@@ -84,16 +83,7 @@ pub fn linear_cross_entropy(
 ) -> Result<Tensor> {
     let (rows, inputs, classes) = check(OP, x, weight)?;
     let products = Products::new(OP, options.operands, x.dtype())?;
-    check_device(OP, "targets", targets, x.device())?;
-    let positions = &x.dims()[..x.rank() - 1];
-    if targets.dims() != positions {
-        let expected = format!("{positions:?}");
-        return Err(shape_error(OP, "targets", expected, targets.dims()));
-    }
-    if targets.dtype().is_float() {
-        let expected = "an integer dtype";
-        return Err(dtype_error(OP, "targets", expected, targets.dtype()));
-    }
+    check_targets(OP, targets, x)?;
     let dtype = wide_dtype(x.dtype());
     let of_weight = match weight.track_op() {
         true => weight.elem_count() * dtype.size_in_bytes(),

@@ -1,7 +1,8 @@
 //! GEMM on decoded values, for processors without tiles and for scales that change within a tile: the products of
 //! `device/cpu/dots`, scaled at the end.
 //!
-//! Every FP8 value and every bf16 is exact in f32, so decoding loses nothing. Each sum has one order, whatever the rows and columns beside it.
+//! Every FP8 value and every bf16 is exact in f32, so decoding loses nothing. Each sum has one order, whatever the rows and
+//! columns beside it.
 
 use super::super::dots::{self, Rows, Sizes};
 use super::epilogue::Epilogue;
@@ -107,9 +108,8 @@ fn widened(side: &Side<'_>, values: &[bf16], rows: Range<usize>, stride: usize, 
     let (kept, contracted) = (side.kept(), side.contracted());
     match side.contraction {
         Contraction::Cols => {
-            let values =
-                values[rows.start * contracted..rows.end * contracted].chunks_exact(contracted);
-            for (values, dst) in values.zip(dst.chunks_mut(stride)) {
+            for (row, dst) in rows.zip(dst.chunks_mut(stride)) {
+                let values = &values[row * contracted..][..contracted];
                 fp8_core::widen(values, &mut dst[..contracted]);
             }
         }
