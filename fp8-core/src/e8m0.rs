@@ -40,15 +40,15 @@ impl E8M0 {
     }
 
     /// The value, exactly: 2^-127 is an f32 subnormal.
+    #[inline]
     pub const fn to_f32(self) -> f32 {
-        f32::from_bits(match self.0 {
-            0xFF => 0x7FC0_0000,
-            0 => 0x0040_0000,
-            code => (code as u32) << 23,
-        })
+        let normal = (self.0 as u32) << 23;
+        let finite = if self.0 == 0 { 0x0040_0000 } else { normal };
+        f32::from_bits(if self.is_nan() { 0x7FC0_0000 } else { finite })
     }
 
     /// The value of a code.
+    #[inline]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
@@ -59,6 +59,7 @@ impl E8M0 {
     }
 
     /// Whether this is NaN.
+    #[inline]
     pub const fn is_nan(self) -> bool {
         self.0 == 0xFF
     }
@@ -73,6 +74,7 @@ impl E8M0 {
     }
 
     /// One over this, exactly: the quant_scale where this is the dequant_scale. NaN stays NaN.
+    #[inline]
     pub const fn reciprocal(self) -> Self {
         if self.is_nan() {
             self

@@ -91,8 +91,19 @@ impl Format {
     }
 
     /// The largest finite value.
+    #[inline]
     pub const fn max(self) -> f32 {
-        self.decode(self.max_code())
+        const OF_EACH: [f32; Format::ALL.len()] = {
+            let mut max = [0.; Format::ALL.len()];
+            let mut index = 0;
+            while index < Format::ALL.len() {
+                let format = Format::ALL[index];
+                max[format as usize] = format.decode(format.max_code());
+                index += 1;
+            }
+            max
+        };
+        OF_EACH[self as usize]
     }
 
     /// The smallest positive normal value.

@@ -114,6 +114,7 @@ pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
 }
 
 /// `1 / scale` in f32: from a quant_scale to its dequant_scale and back.
+#[inline]
 pub fn reciprocal(scale: f32) -> f32 {
     1.0 / scale
 }
@@ -127,19 +128,18 @@ pub fn reciprocal(scale: f32) -> f32 {
 /// assert_eq!(mx_dequant_scale_rceil(448.0, Format::E4M3).to_f32(), 1.0);
 /// assert_eq!(mx_dequant_scale_rceil(449.0, Format::E4M3).to_f32(), 2.0);
 /// ```
+#[inline]
 pub fn mx_dequant_scale_rceil(amax: f32, format: Format) -> E8M0 {
-    if !amax.is_finite() {
-        return E8M0::NAN;
-    }
+    // Without branches, so that a loop over many of them is compiled to vectors.
     let bits = (amax.abs() / format.max()).to_bits();
     let (exponent, fraction) = (bits >> 23, bits & 0x007F_FFFF);
     // 2^-127 is an f32 subnormal, with the fraction 0x400000.
-    let up = if exponent == 0 {
-        fraction > 0x0040_0000
-    } else {
-        fraction != 0
-    };
-    E8M0::from_bits((exponent + up as u32) as u8)
+    let exact = if exponent == 0 { 0x0040_0000 } else { 0 };
+    let code = exponent + u32::from(fraction > exact);
+    E8M0::from_bits(match amax.is_finite() {
+        true => code as u8,
+        false => E8M0::NAN.to_bits(),
+    })
 }
 
 /// The dequant_scale of an MX block by the rule FLOOR of the OCP specification: `2^(floor(log2 amax) - emax)`.

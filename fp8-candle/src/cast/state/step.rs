@@ -6,6 +6,7 @@ use super::table::{IdleRule, RowRule, StateTable};
 use crate::base::data::columns::Recorded;
 use crate::base::error::Result;
 use crate::base::sync::{lock, read, write};
+use crate::device::cpu::elements::with_slices;
 use crate::device::{AmaxCells, backend};
 use candle_core::Tensor;
 use std::collections::HashMap;
@@ -239,8 +240,11 @@ impl StepCells {
 
 /// Whether an amax on the CPU, of one scale or many, holds Inf or NaN.
 pub(crate) fn is_non_finite(amax: &Tensor) -> Result<bool> {
-    let amaxes = amax.flatten_all()?.to_vec1::<f32>()?;
-    Ok(amaxes.iter().any(|amax| !amax.is_finite()))
+    with_slices([amax], |[amaxes]: [&[f32]; 1]| {
+        // Over all of them: a maximum of integers vectorizes, a loop that may end early does not.
+        let largest = amaxes.iter().map(|amax| amax.abs().to_bits()).max();
+        largest.is_some_and(|bits| bits >= f32::INFINITY.to_bits())
+    })
 }
 
 /// Records the amaxes of casts of one row in one step.

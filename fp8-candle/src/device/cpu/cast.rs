@@ -5,6 +5,7 @@ use super::elements::{tensor, with_scales};
 use super::fill::{filled, zeros};
 use super::pages;
 use crate::base::error::Result;
+use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 use candle_core::Tensor;
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
@@ -82,38 +83,50 @@ pub(super) fn encode<T: HighPrecision>(
     (codes, f32::from_bits(amax.into_inner()))
 }
 
-/// Codes, quant_scales and amaxes of a matrix whose blocks lie within a row: a task makes all three of a few rows while these are in its
-/// core's cache. `cast` does not round stochastically.
+/// The most elements of the rows of one block for [`encode_current`].
+pub(super) const LONGEST_RUN: usize = 1 << 18;
+
+/// What [`encode_current`] makes.
+pub(super) struct Encoded {
+    pub(super) codes: Vec<u8>,
+    pub(super) amaxes: Vec<f32>,
+    pub(super) quant_scales: Vec<f32>,
+    pub(super) dequant_scales: Vec<f32>,
+}
+
+/// Codes, scales and amaxes: a task makes all of them for the rows of a few blocks while these are in its core's cache.
+/// `scale(amaxes, quant_scales, dequant_scales)` makes scales. `cast` does not round stochastically.
 pub(super) fn encode_current<T: HighPrecision>(
     src: &[T],
     grid: &ScaleGrid,
     cast: &Cast,
-    quant_scale: impl Fn(f32) -> f32 + Sync,
-) -> (Vec<u8>, [Vec<f32>; 2]) {
+    scale: impl Fn(&[f32], &mut [f32], &mut [f32]) + Sync,
+) -> Encoded {
     let cols = grid.cols().max(1);
-    let piece = cols * (PIECE / cols).max(1);
-    let (codes, parts) = filled(0u8, src.len(), task_len(cols), |start, codes| {
-        let (mut scales, mut amaxes) = (Vec::new(), Vec::new());
+    let rows = cols * grid.block_rows();
+    let (piece, task) = (rows * (PIECE / rows).max(1), rows * (TASK / rows).max(1));
+    let [mut amaxes, mut quant_scales, mut dequant_scales] =
+        [(); 3].map(|()| vec![0f32; grid.len()]);
+    let all = [&mut amaxes, &mut quant_scales, &mut dequant_scales].map(|x| Shared::new(x));
+    let (codes, _) = filled(0u8, src.len(), task, |start, codes| {
         let src = &src[start..start + codes.len()];
-        for (src, codes) in src.chunks(piece).zip(codes.chunks_mut(piece)) {
+        for (index, (src, codes)) in src.chunks(piece).zip(codes.chunks_mut(piece)).enumerate() {
+            let first = (start + index * piece) / rows * grid.scale_cols();
             let grid = grid.of_rows(src.len() / cols);
-            let first = amaxes.len();
-            amaxes.resize(first + grid.len(), 0f32);
-            fp8_core::amax_rows(src, 0, &grid, &mut amaxes[first..]);
-            scales.extend(amaxes[first..].iter().map(|&amax| quant_scale(amax)));
-            fp8_core::encode_rows(cast, src, 0, &grid, &scales[first..], codes);
+            // SAFETY: each piece has its own blocks, hence its own scales.
+            let [amaxes, quant_scales, dequant_scales] =
+                all.map(|all| unsafe { all.part(first..first + grid.len()) });
+            fp8_core::amax_rows(src, 0, &grid, amaxes);
+            scale(amaxes, quant_scales, dequant_scales);
+            fp8_core::encode_rows(cast, src, 0, &grid, quant_scales, codes);
         }
-        (scales, amaxes)
     });
-    let (mut scales, mut amaxes) = (
-        Vec::with_capacity(grid.len()),
-        Vec::with_capacity(grid.len()),
-    );
-    for (part, amax) in parts {
-        scales.extend(part);
-        amaxes.extend(amax);
+    Encoded {
+        codes,
+        amaxes,
+        quant_scales,
+        dequant_scales,
     }
-    (codes, [scales, amaxes])
 }
 
 /// As many elements as `src` has, written by tasks of `len` elements.
@@ -183,25 +196,40 @@ mod tests {
 
     /// Made a few rows at a time, they are those that whole passes make: amaxes, then scales, then codes.
     #[test]
-    fn blocks_within_rows_are_cast_as_in_whole_passes() {
+    fn runs_of_blocks_are_cast_as_in_whole_passes() {
         let format = Format::E4M3;
         let cast = Cast::new(format);
-        let scale = |amax| dynamic_quant_scale(amax, format);
+        let make = |amaxes: &[f32], scales: &mut [f32], inverse: &mut [f32]| {
+            for ((scale, inverse), &amax) in scales.iter_mut().zip(inverse).zip(amaxes) {
+                *scale = dynamic_quant_scale(amax, format);
+                *inverse = -*scale;
+            }
+        };
         // Several tasks and pieces, the last of them smaller; rows longer than a piece; partial blocks.
-        for (rows, cols, block) in [(2, 3, 2), (701, 100, 32), (3, 40_000, 128), (9, 64, 64)] {
+        for (rows, cols, block) in [
+            (2, 3, (1, 2)),
+            (701, 100, (1, 32)),
+            (3, 40_000, (1, 128)),
+            (9, 64, (1, 64)),
+            (701, 100, (32, 1)),
+            (70, 3000, (32, 1)),
+            (300, 300, (128, 128)),
+        ] {
             let mut x: Vec<f32> = (0..rows * cols)
                 .map(|i| (i as f32 * 12.9898).sin() * (1 + i % 7) as f32)
                 .collect();
             x[cols + 1] = f32::NAN;
-            let grid = ScaleGrid::new(rows, cols, 1, block).unwrap();
+            let grid = ScaleGrid::new(rows, cols, block.0, block.1).unwrap();
             let amaxes = amax(&x, &grid);
-            let scales: Vec<f32> = amaxes.iter().map(|&amax| scale(amax)).collect();
+            let [mut scales, mut inverse] = [(); 2].map(|()| vec![0.; amaxes.len()]);
+            make(&amaxes, &mut scales, &mut inverse);
             let (codes, _) = encode(&x, &grid, &scales, &cast, false);
-            let (ours, [our_scales, our_amaxes]) = encode_current(&x, &grid, &cast, scale);
-            assert_eq!(ours, codes, "{rows}x{cols}");
+            let ours = encode_current(&x, &grid, &cast, make);
+            assert_eq!(ours.codes, codes, "{rows}x{cols}");
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&our_scales), bits(&scales));
-            assert_eq!(bits(&our_amaxes), bits(&amaxes));
+            assert_eq!(bits(&ours.quant_scales), bits(&scales));
+            assert_eq!(bits(&ours.dequant_scales), bits(&inverse));
+            assert_eq!(bits(&ours.amaxes), bits(&amaxes));
         }
     }
 }

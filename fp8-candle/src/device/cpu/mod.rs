@@ -51,13 +51,13 @@ impl Backend for CpuBackend {
         power_of_two: bool,
     ) -> Result<Tensor> {
         let _scope = enter(Kind::Cast);
-        map_f32("quant_scale", amax, |amax| {
-            quant_scale(amax, format, policy, power_of_two)
+        map_f32("quant_scale", amax, |amaxes, scales| {
+            quant_scales(amaxes, format, policy, power_of_two, scales);
         })
     }
 
     fn reciprocal(&self, scale: &Tensor) -> Result<Tensor> {
-        map_f32("reciprocal", scale, fp8_core::reciprocal)
+        map_f32("reciprocal", scale, reciprocals)
     }
 
     /// Packing transposes, so no copy is needed besides the row-major one.
@@ -107,8 +107,9 @@ impl Backend for CpuBackend {
             power_of_two,
         } = current;
         let is_random = matches!(cast.rounding, Rounding::Stochastic(_));
-        let within_rows = grid.block_rows() == 1 && grid.rows() > 1;
-        if is_random || !within_rows || grid.cols() == 0 {
+        let within_runs =
+            grid.scale_rows() > 1 && grid.block_rows() * grid.cols() <= cast::LONGEST_RUN;
+        if is_random || !within_runs || grid.cols() == 0 {
             let amax = self.amax(x, grid)?;
             let quant_scale = self.quant_scale(&amax, cast.format, policy, power_of_two)?;
             return Ok(CurrentCast {
@@ -119,17 +120,19 @@ impl Backend for CpuBackend {
             });
         }
         let _scope = enter(Kind::Cast);
-        let scale = |amax| quant_scale(amax, cast.format, policy, power_of_two);
-        let (codes, [scales, amaxes]) = for_dtype!("quantize", "the tensor", x.dtype(), T => {
+        let scale = |amaxes: &[f32], scales: &mut [f32], inverse: &mut [f32]| {
+            quant_scales(amaxes, cast.format, policy, power_of_two, scales);
+            reciprocals(scales, inverse);
+        };
+        let made = for_dtype!("quantize", "the tensor", x.dtype(), T => {
             with_slices([x], |[x]: [&[T]; 1]| cast::encode_current(x, grid, cast, scale))
         })?;
         let shape = (grid.scale_rows(), grid.scale_cols());
-        let inverse: Vec<f32> = scales.iter().map(|&x| fp8_core::reciprocal(x)).collect();
         Ok(CurrentCast {
-            codes: self.oriented(tensor(codes, x.shape())?, orientation)?,
-            quant_scale: tensor(scales, shape)?,
-            dequant_scale: tensor(inverse, shape)?,
-            amax: tensor(amaxes, shape)?,
+            codes: self.oriented(tensor(made.codes, x.shape())?, orientation)?,
+            quant_scale: tensor(made.quant_scales, shape)?,
+            dequant_scale: tensor(made.dequant_scales, shape)?,
+            amax: tensor(made.amaxes, shape)?,
         })
     }
 
@@ -289,27 +292,57 @@ impl CpuBackend {
     }
 }
 
-/// The quant_scale of one amax.
-fn quant_scale(amax: f32, format: Format, policy: ScalePolicy, power_of_two: bool) -> f32 {
-    let quant_scale = match policy {
-        ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
-        ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
-        ScalePolicy::Mx => {
-            let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
-            fp8_core::reciprocal(dequant_scale.to_f32())
+/// The quant_scale of each amax.
+fn quant_scales(
+    amaxes: &[f32],
+    format: Format,
+    policy: ScalePolicy,
+    power_of_two: bool,
+    scales: &mut [f32],
+) {
+    let each = |quant_scale: &dyn Fn(f32) -> f32, scales: &mut [f32]| {
+        for (scale, &amax) in scales.iter_mut().zip(amaxes) {
+            *scale = quant_scale(amax);
         }
-        ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
     };
-    match power_of_two {
-        true => fp8_core::floor_to_power_of_two(quant_scale),
-        false => quant_scale,
+    match policy {
+        ScalePolicy::Dynamic => each(&|x| fp8_core::dynamic_quant_scale(x, format), scales),
+        ScalePolicy::Inference => each(&|x| fp8_core::inference_quant_scale(x, format), scales),
+        ScalePolicy::Current { eps } => {
+            each(&|x| fp8_core::current_quant_scale(x, format, eps), scales);
+        }
+        // There are many of them.
+        ScalePolicy::Mx => {
+            let scales = &mut *scales;
+            simd(
+                #[inline(always)]
+                move || {
+                    for (scale, &amax) in scales.iter_mut().zip(amaxes) {
+                        let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
+                        *scale = dequant_scale.reciprocal().to_f32();
+                    }
+                },
+            );
+        }
+    }
+    if power_of_two {
+        for scale in scales {
+            *scale = fp8_core::floor_to_power_of_two(*scale);
+        }
     }
 }
 
-fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tensor> {
+fn reciprocals(scales: &[f32], inverse: &mut [f32]) {
+    for (inverse, &scale) in inverse.iter_mut().zip(scales) {
+        *inverse = fp8_core::reciprocal(scale);
+    }
+}
+
+fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(&[f32], &mut [f32])) -> Result<Tensor> {
     with_scales(op, x, |values| {
-        let values = values.iter().map(|&x| f(x));
-        tensor(values.collect::<Vec<_>>(), x.shape())
+        let mut out = vec![0.; values.len()];
+        f(values, &mut out);
+        tensor(out, x.shape())
     })
 }
 

@@ -48,16 +48,17 @@ impl AmaxCells for CpuCells {
             return Err(Error::NoCell { row, cells });
         };
         with_scales("record_amax", amax, |values| {
-            let (mut largest, mut seen) = (0f32, 0);
-            for &value in values {
-                if value.is_finite() {
-                    largest = largest.max(value);
-                } else {
-                    seen = 1;
-                }
+            // The bits of numbers that are not negative have their order: integers have a maximum that vectorizes.
+            const INFINITY: u32 = f32::INFINITY.to_bits();
+            let (mut largest, mut seen) = (0, 0);
+            for value in values {
+                let bits = value.abs().to_bits();
+                let finite = bits < INFINITY;
+                largest = largest.max(if finite { bits } else { 0 });
+                seen |= u32::from(!finite);
             }
             if keep {
-                cell.fetch_max(largest.to_bits(), Ordering::Relaxed);
+                cell.fetch_max(largest, Ordering::Relaxed);
             }
             count(non_finite, seen);
             Ok(())

@@ -75,7 +75,7 @@ const PREFETCH: usize = 2048;
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch<T: HighPrecision>(src: &[T]) {
-    for offset in (0..BLOCK * size_of::<T>()).step_by(64) {
+    for offset in (0..size_of_val(src).min(BLOCK * size_of::<T>())).step_by(64) {
         _mm_prefetch::<_MM_HINT_T0>(src.as_ptr().cast::<i8>().wrapping_add(PREFETCH + offset));
     }
 }

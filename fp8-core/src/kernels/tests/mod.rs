@@ -49,15 +49,18 @@ fn random_f32(len: usize) -> Vec<f32> {
 
 #[test]
 fn amax_is_the_largest_magnitude_with_nan_above_infinity() {
-    let mut src: Vec<f32> = (0..300).map(|i| -(i as f32) / 7.0).collect();
-    for (position, value) in [(0, 1.0), (130, f32::NEG_INFINITY), (299, -f32::NAN)] {
+    const LEN: usize = 1300;
+    let mut src: Vec<f32> = (0..LEN).map(|i| -((i * 919 % LEN) as f32) / 7.0).collect();
+    for (position, value) in [(0, 1.0), (130, f32::NEG_INFINITY), (LEN - 1, -f32::NAN)] {
         src[position] = value;
         for isa in Isa::available() {
-            for len in [1, 7, 32, 100, 300] {
-                let mut out = vec![0.0; 300usize.div_ceil(len)];
+            for len in [1, 7, 32, 100, LEN] {
+                // Some of what was there before is larger.
+                let before = |index: usize| (index % 3) as f32 * 60.0;
+                let mut out: Vec<f32> = (0..LEN.div_ceil(len)).map(before).collect();
                 amax::merge(isa, &src, Layout::Segments(len), &mut out);
-                for (chunk, out) in src.chunks(len).zip(out) {
-                    let expected = chunk.iter().fold(0.0f32, |max, x| {
+                for (index, (chunk, out)) in src.chunks(len).zip(out).enumerate() {
+                    let expected = chunk.iter().fold(before(index), |max, x| {
                         if max.is_nan() || x.is_nan() {
                             f32::NAN
                         } else {
@@ -70,7 +73,7 @@ fn amax_is_the_largest_magnitude_with_nan_above_infinity() {
                     );
                 }
             }
-            let mut out = vec![2.0; 300];
+            let mut out = vec![2.0; LEN];
             amax::merge(isa, &src, Layout::PerElement, &mut out);
             for (x, out) in src.iter().zip(out) {
                 assert!(

@@ -5,13 +5,15 @@
 
 use super::super::scratch::Scratch;
 use super::epilogue::{Epilogue, merge_segment};
-use super::kernel::{Engine, Mode, Panel, Sums};
+use super::exponents::Exponents;
+use super::kernel::{Engine, Mode, PackedPanel, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::product::{PackedA, Panels, Product, TASK_CODES};
 use super::results::Block;
+use super::scales::Scales;
 use super::side::{Elements, Side};
 use crate::base::parallel::shared::Shared;
-use fp8_core::{Contraction, HighPrecision};
+use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -43,30 +45,68 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
     if m == 0 || n == 0 {
         return;
     }
-    let segment = match (a.segment(), b.segment()) {
+    assert_eq!(out.len(), m * n);
+    let product = |exponents: [Option<&Exponents>; 2], out: &mut [MaybeUninit<T>]| {
+        let segment = segment(a, b).filter(|_| exponents.iter().all(Option::is_none));
+        let scales = |side: &Side<'_>, exponents: Option<&Exponents>| match exponents {
+            Some(exponents) => exponents.scales(),
+            None if segment.is_some() => Scales::NONE,
+            None => Scales::of(side),
+        };
+        let [a_exponents, b_exponents] = exponents;
+        let epilogue = Epilogue::new(scales(a, a_exponents), scales(b, b_exponents), bias);
+        let out = Shared::new(out);
+        let product = Product {
+            engine,
+            a,
+            b,
+            segment,
+            exponents,
+            epilogue: &epilogue,
+            results: epilogue.results(n, out).filter(|_| engine.writes_results()),
+            out,
+            threads: match m * n * k < PARALLEL_WORK {
+                true => 1,
+                false => rayon::current_num_threads(),
+            },
+        };
+        if m <= NARROW_ROWS {
+            product.narrow();
+        } else {
+            product.wide();
+        }
+    };
+    let exponents = |side| engine.folds().then(|| Exponents::new(side)).flatten();
+    let (of_a, of_b) = (exponents(a), exponents(b));
+    let folded = |side: &Side<'_>, exponents: &Option<Exponents>| {
+        side.segment().is_none() || exponents.is_some()
+    };
+    if !(folded(a, &of_a) && folded(b, &of_b)) {
+        return product([None; 2], out);
+    }
+    product([of_a.as_ref(), of_b.as_ref()], out);
+    let [rows, cols] = [&of_a, &of_b].map(|of| of.as_ref().map_or(&[][..], Exponents::refused));
+    if !(rows.is_empty() && cols.is_empty()) {
+        // Each result depends on its own row and column alone.
+        let mut other = Vec::with_capacity(m * n);
+        let other = &mut other.spare_capacity_mut()[..m * n];
+        product([None; 2], other);
+        for &row in rows {
+            out[row * n..(row + 1) * n].copy_from_slice(&other[row * n..(row + 1) * n]);
+        }
+        for row in 0..m {
+            for &col in cols {
+                out[row * n + col] = other[row * n + col];
+            }
+        }
+    }
+}
+
+/// Length of the segments of the sum over which the scales of both operands are the same, if there is more than one.
+fn segment(a: &Side<'_>, b: &Side<'_>) -> Option<usize> {
+    match (a.segment(), b.segment()) {
         (Some(a), Some(b)) => Some(greatest_common_divisor(a, b)),
         (a, b) => a.or(b),
-    };
-    assert_eq!(out.len(), m * n);
-    let epilogue = Epilogue::new((a, segment.is_some()), (b, segment.is_some()), bias);
-    let out = Shared::new(out);
-    let product = Product {
-        engine,
-        a,
-        b,
-        segment,
-        epilogue: &epilogue,
-        results: epilogue.results(n, out).filter(|_| engine.writes_results()),
-        out,
-        threads: match m * n * k < PARALLEL_WORK {
-            true => 1,
-            false => rayon::current_num_threads(),
-        },
-    };
-    if m <= NARROW_ROWS {
-        product.narrow();
-    } else {
-        product.wide();
     }
 }
 
@@ -241,8 +281,6 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         sums: &mut [f32],
         results: Option<Block<'_>>,
     ) {
-        let pairs =
-            self.a.contraction == Contraction::Rows && self.engine.packs_pairs(self.a.kept());
         // SAFETY: sessions are made only here, and packing and multiplying run no other tasks.
         let session = unsafe { self.engine.session(self.b.format) };
         let (stride, len) = (panels.len() * Self::WIDTH, self.panel_len());
@@ -269,7 +307,11 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 };
                 match b {
                     Panels::Values { values, first } => Panel::Values(&values[part(first)]),
-                    Panels::Packed(codes) => Panel::Packed(&codes[part(0)]),
+                    Panels::Packed(codes) => Panel::Packed(PackedPanel {
+                        codes: &codes[part(0)],
+                        added: self.exponents[1]
+                            .map_or(&[], |of_b| of_b.of_panel(panels.start + index, start..end)),
+                    }),
                     Panels::BySlice => {
                         let packed = packed.as_deref().unwrap_or_default();
                         Panel::Values(&packed[index * slice_len..][..slice_len])
@@ -290,7 +332,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 Mode {
                     accumulate: start > range.start,
                     skip: start % SLICE,
-                    pairs,
+                    pairs: self.pairs(),
                 },
             );
             start = end;

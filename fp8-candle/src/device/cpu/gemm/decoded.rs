@@ -7,6 +7,7 @@
 use super::super::dots::{self, Rows, Sizes};
 use super::epilogue::Epilogue;
 use super::layout::unpack_codes;
+use super::scales::Scales;
 use super::side::{Elements, Side};
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, HighPrecision, Isa};
@@ -32,7 +33,11 @@ pub(super) fn gemm<T: HighPrecision>(
     let (m, n, k) = (a.kept(), b.kept(), a.contracted());
     assert_eq!(out.len(), m * n);
     let scaled = scale_in_decode(a, b);
-    let epilogue = Epilogue::new((a, scaled), (b, scaled), bias);
+    let [rows, cols] = [a, b].map(|side| match scaled {
+        true => Scales::NONE,
+        false => Scales::of(side),
+    });
+    let epilogue = Epilogue::new(rows, cols, bias);
     let (a_stored, b_stored) = (row_major(a), row_major(b));
     let out = Shared::new(out);
     dots::product(

@@ -79,6 +79,33 @@ impl Decoder {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
     pub(super) fn decode(&self, codes: __m512i) -> (__m512i, __m512i) {
+        let ([low, high], _) = self.decode_checked(codes);
+        (low, high)
+    }
+
+    /// [`Decoder::decode`] with `added` to the bits of the values; zero, infinity and NaN stay as they are.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+    pub(super) fn decode_scaled(&self, codes: __m512i, added: [__m512i; 2]) -> (__m512i, __m512i) {
+        let (values, normal) = self.decode_checked(codes);
+        let [low, high] = if normal {
+            [0, 1].map(|half| _mm512_add_epi16(values[half], added[half]))
+        } else {
+            let (one, infinity) = (_mm512_set1_epi16(1), _mm512_set1_epi16(0x7F80 - 1));
+            [0, 1].map(|half| {
+                let magnitude = _mm512_and_si512(values[half], _mm512_set1_epi16(0x7FFF));
+                let below = _mm512_sub_epi16(magnitude, one);
+                let finite = _mm512_cmplt_epu16_mask(below, infinity);
+                _mm512_mask_add_epi16(values[half], finite, values[half], added[half])
+            })
+        };
+        (low, high)
+    }
+
+    /// The values of 64 codes, and whether all are normal numbers; false says nothing for fnuz formats.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+    fn decode_checked(&self, codes: __m512i) -> ([__m512i; 2], bool) {
         let magnitudes = _mm512_and_si512(codes, _mm512_set1_epi8(0x7F));
         let [first, count] = self.normals.map(|bound| _mm512_set1_epi8(bound));
         let special = _mm512_cmpge_epu8_mask(_mm512_sub_epi8(magnitudes, first), count);
@@ -91,8 +118,11 @@ impl Decoder {
             self.look_up(codes)
         };
         (
-            _mm512_unpacklo_epi8(low, high),
-            _mm512_unpackhi_epi8(low, high),
+            [
+                _mm512_unpacklo_epi8(low, high),
+                _mm512_unpackhi_epi8(low, high),
+            ],
+            special == 0,
         )
     }
 

@@ -1,8 +1,9 @@
 //! The engine of processors with bf16 units: AVX-512 BF16, and AMX if available.
 
 use super::decoder::Decoder;
+use super::exponents::Exponents;
 use super::few_amx;
-use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
+use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Source};
 use super::results::Block;
@@ -56,15 +57,15 @@ impl Bf16Engine {
     }
 }
 
-/// The codes of some neighbouring packed panels.
-fn codes_of<'b>(
+/// Some neighbouring packed panels.
+fn packed_of<'b>(
     panel: impl Fn(usize) -> Panel<'b, u16>,
     panels: Range<usize>,
-) -> [&'b [u8]; tile_bf16::panels_at_once(1)] {
-    let mut all: [&[u8]; tile_bf16::panels_at_once(1)] = Default::default();
-    for (panel, codes) in panels.map(panel).zip(&mut all) {
+) -> [PackedPanel<'b>; tile_bf16::panels_at_once(1)] {
+    let mut all: [PackedPanel<'_>; tile_bf16::panels_at_once(1)] = Default::default();
+    for (panel, to) in panels.map(panel).zip(&mut all) {
         if let Panel::Packed(packed) = panel {
-            *codes = packed;
+            *to = packed;
         }
     }
     all
@@ -101,6 +102,23 @@ impl Engine for Bf16Engine {
 
     fn packs_pairs(self, kept: usize) -> bool {
         !self.amx && kept > self.packed_rows()
+    }
+
+    fn folds(self) -> bool {
+        // The kernels of few rows for AMX do not.
+        !self.amx
+    }
+
+    fn fold(self, exponents: &Exponents, kept: Range<usize>, start: usize, values: &mut [u16]) {
+        exponents.apply(kept, start, values);
+    }
+
+    fn tile_rows(self, pairs: bool, row: usize, rows: usize) -> usize {
+        if pairs {
+            tile_bf16::height(row, rows)
+        } else {
+            1
+        }
     }
 
     fn writes_results(self) -> bool {
@@ -219,16 +237,17 @@ impl Engine for Bf16Engine {
                     }
                     (Some(_), Panel::Packed(_)) if rows <= few_amx::ROWS => {
                         together = few_amx::panels_at_once(rows).min(panels - index);
-                        let codes = codes_of(&panel, index..index + together);
+                        let codes = packed_of(&panel, index..index + together);
+                        let codes = codes.map(|panel| panel.codes);
                         let (codes, a) = (&codes[..together], &a[mode.skip..]);
                         // SAFETY: a session exists only where these instructions do.
                         unsafe {
                             few_amx::multiply(&session.decoder, rows, a, codes, sums, accumulate);
                         }
                     }
-                    (Some(tiles), Panel::Packed(codes)) => {
+                    (Some(tiles), Panel::Packed(packed)) => {
                         let a = &a[mode.skip..];
-                        let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
+                        let (pieces, _) = packed.codes.as_chunks::<{ PANEL * DEPTH }>();
                         let piece = |step: usize, values: &mut [u16]| {
                             // SAFETY: a session exists only where these instructions do.
                             unsafe {
@@ -240,13 +259,13 @@ impl Engine for Bf16Engine {
                         tiles.multiply_pieces(short, a, count, piece, &mut sums, accumulate);
                     }
                     (None, b) => {
-                        let codes;
+                        let packed;
                         let columns = match b {
                             Panel::Values(b) => Columns::Values(b),
                             Panel::Packed(_) => {
                                 together = tile_bf16::panels_at_once(height).min(panels - index);
-                                codes = codes_of(&panel, index..index + together);
-                                Columns::Packed(&codes[..together])
+                                packed = packed_of(&panel, index..index + together);
+                                Columns::Packed(&packed[..together])
                             }
                         };
                         let a = Rows {

@@ -181,7 +181,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
     ) {
         if panels > 0 && matches!(panel(0), Panel::Packed(_)) {
             let codes = |index| match panel(index) {
-                Panel::Packed(codes) => codes,
+                Panel::Packed(panel) => panel.codes,
                 Panel::Values(_) => unreachable!("panels of a task are all packed or all decoded"),
             };
             return multiply_packed::<T>(format, a, rows, panels, codes, sums, (skip, accumulate));

@@ -3,7 +3,6 @@
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::results::{Out, Results};
 use super::scales::Scales;
-use super::side::Side;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
@@ -18,23 +17,13 @@ pub(in super::super) struct Epilogue<'a> {
 }
 
 impl<'a> Epilogue<'a> {
-    /// From the operands, each with whether the sums already include its scales.
-    pub(super) fn new(
-        (a, a_applied): (&Side<'_>, bool),
-        (b, b_applied): (&Side<'_>, bool),
-        bias: Option<&'a [f32]>,
-    ) -> Self {
-        Self {
-            rows: Scales::new(a, a_applied),
-            cols: Scales::new(b, b_applied),
-            bias,
-        }
+    pub(super) fn new(rows: Scales, cols: Scales, bias: Option<&'a [f32]>) -> Self {
+        Self { rows, cols, bias }
     }
 
     /// For operands without scales.
     pub(in super::super) fn unscaled(bias: Option<&'a [f32]>) -> Self {
-        let (rows, cols) = (Scales::One(1.), Scales::One(1.));
-        Self { rows, cols, bias }
+        Self::new(Scales::NONE, Scales::NONE, bias)
     }
 
     /// What tiles need to write `cols` columns of results themselves, if they can.

@@ -1,6 +1,7 @@
 //! What the blocked GEMM needs from the kernels of a processor.
 
 use super::super::scratch::Plain;
+use super::exponents::Exponents;
 use super::layout::Order;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
@@ -46,7 +47,19 @@ pub(super) enum Panel<'a, V> {
     /// Packed as B.
     Values(&'a [V]),
     /// Packed codes, decoded by the kernel.
-    Packed(&'a [u8]),
+    Packed(PackedPanel<'a>),
+}
+
+/// Packed codes of a panel, from some index of the sum on.
+#[derive(Clone, Copy, Default)]
+pub(super) struct PackedPanel<'a> {
+    pub(super) codes: &'a [u8],
+    /// What is added to the exponents of their values, if anything is: `[segments of DEPTH][PANEL]`.
+    #[cfg_attr(
+        target_arch = "aarch64",
+        allow(dead_code, reason = "only engines of bf16 fold scales")
+    )]
+    pub(super) added: &'a [u16],
 }
 
 /// Sums of a block; rows are `stride` apart.
@@ -107,6 +120,30 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Whether [`Engine::multiply`] takes results.
     fn writes_results(self) -> bool {
         false
+    }
+
+    /// Whether packed values, and the kernels that decode packed codes, can take scales that are powers of two into their exponents
+    /// ([`Exponents`]).
+    fn folds(self) -> bool {
+        false
+    }
+
+    /// Adds to the exponents of packed values: of one panel of B, or of [`Engine::tile_rows`] rows of a slice of A, from index `start`
+    /// of the sum on.
+    fn fold(
+        self,
+        _exponents: &Exponents,
+        _kept: Range<usize>,
+        _start: usize,
+        _values: &mut [Self::Value],
+    ) {
+        unreachable!("an engine that does not fold scales");
+    }
+
+    /// How many rows of A, from row `row` of `rows` packed ones on, lie in one tile whose rows take turns; 1 if each row has its own
+    /// place. `pairs`: as in [`Mode::pairs`].
+    fn tile_rows(self, _pairs: bool, _row: usize, _rows: usize) -> usize {
+        1
     }
 
     /// Packs kept indices `rows` of `matrix` as A; `first` is the kept index of the first packed row.

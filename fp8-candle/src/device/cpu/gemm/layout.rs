@@ -81,6 +81,12 @@ impl Order {
             }
         }
     }
+
+    /// The position of the code of kept index `kept` and sum index `index` among packed codes, whose sums have length `k`.
+    pub(super) fn position(self, k: usize, kept: usize, index: usize) -> usize {
+        let width = self.panel();
+        kept / width * padded(k) * width + self.place(kept % width, index)
+    }
 }
 
 /// Packs row-major codes `[n, k]` into panels.

@@ -23,6 +23,12 @@ mod decoder;
 mod engine_bf16;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod engine_f32;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(dead_code, reason = "only engines of bf16 fold scales")
+)]
+mod exponents;
 #[cfg(target_arch = "x86_64")]
 mod few_amx;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -220,6 +226,7 @@ fn bf16_side(values: &[bf16], (rows, cols): (usize, usize), contraction: Contrac
         format: Format::E4M3,
         grid: Granularity::Tensorwise.grid(rows, cols, contraction),
         dequant_scales: &[1.],
+        powers_of_two: true,
         contraction,
     }
 }

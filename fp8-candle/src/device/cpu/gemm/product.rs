@@ -1,13 +1,14 @@
 //! A product in progress: its operands, and how they are packed.
 
 use super::epilogue::Epilogue;
+use super::exponents::Exponents;
 use super::kernel::{Engine, Matrix};
-use super::layout::{ROWS, ROWS_STEP, padded};
+use super::layout::{ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, padded};
 use super::results::Results;
 use super::side::{Elements, Side};
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
-use fp8_core::HighPrecision;
+use fp8_core::{Contraction, HighPrecision};
 use half::slice::HalfFloatSliceExt;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -25,6 +26,8 @@ pub(super) struct Product<'a, T, E> {
     pub(super) b: &'a Side<'a>,
     /// Length of the segments of the sum that each have their own scales.
     pub(super) segment: Option<usize>,
+    /// What is added to exponents of A and of B.
+    pub(super) exponents: [Option<&'a Exponents>; 2],
     pub(super) epilogue: &'a Epilogue<'a>,
     /// If the tiles write the results themselves.
     pub(super) results: Option<Results<'a>>,
@@ -84,6 +87,11 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
+    /// Whether A is packed in pairs of rows of codes.
+    pub(super) fn pairs(&self) -> bool {
+        self.a.contraction == Contraction::Rows && self.engine.packs_pairs(self.a.kept())
+    }
+
     /// Packs these kept indices of A, in parallel.
     pub(super) fn pack_a(&self, rows: Range<usize>, values: &mut [E::Value]) {
         let per_task = (TASK_CODES / self.k().max(1))
@@ -100,17 +108,48 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             unsafe {
                 match self.a.elements {
                     Elements::Codes(codes) => {
-                        let matrix = Matrix::new(self.a, codes);
+                        let (matrix, part) = (Matrix::new(self.a, codes), part.clone());
                         engine.pack_a(self.a.format, matrix, part, first, padded_rows, values);
                     }
                     Elements::Bf16(bits) => {
                         let matrix = Matrix::new(self.a, bits.reinterpret_cast());
-                        engine.pack_a_bf16(matrix, part, first, padded_rows, values);
+                        engine.pack_a_bf16(matrix, part.clone(), first, padded_rows, values);
                     }
                     Elements::Panels(..) => unreachable!("operand A is never packed beforehand"),
                 }
+                if let [Some(exponents), _] = self.exponents {
+                    self.scale_a(exponents, part, first, padded_rows, values);
+                }
             }
         });
+    }
+
+    /// Scales kept indices `rows` of A as packed; `first` is the kept index of the first packed row.
+    ///
+    /// # Safety
+    /// As for [`Engine::pack_a`].
+    unsafe fn scale_a(
+        &self,
+        exponents: &Exponents,
+        rows: Range<usize>,
+        first: usize,
+        padded_rows: usize,
+        values: Shared<'_, E::Value>,
+    ) {
+        let k = padded(self.k());
+        for start in (0..k).step_by(SLICE) {
+            let len = SLICE.min(k - start);
+            let mut row = rows.start;
+            while row < rows.end {
+                let engine = self.engine;
+                let tile = engine.tile_rows(self.pairs(), row - first, rows.end - first);
+                let at = (start / SLICE * padded_rows + row - first) * SLICE_STRIDE;
+                // SAFETY: the caller guarantees that only this call uses these rows.
+                let values = unsafe { values.part(at..at + len * tile) };
+                engine.fold(exponents, row..row + tile, start, values);
+                row += tile;
+            }
+        }
     }
 
     /// Packs these panels of B, in parallel.
@@ -130,6 +169,15 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
 
     /// Packs a panel of B for `range` of the sum.
     pub(super) fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
+        let (first, start) = (panel * Self::WIDTH, range.start);
+        self.pack_values(panel, range, values);
+        if let [_, Some(exponents)] = self.exponents {
+            let panel = first..first + Self::WIDTH;
+            self.engine.fold(exponents, panel, start, values);
+        }
+    }
+
+    fn pack_values(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
         match self.b.elements {
             Elements::Codes(codes) => {
                 let matrix = Matrix::new(self.b, codes);

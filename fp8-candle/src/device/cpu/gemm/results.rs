@@ -96,7 +96,13 @@ impl<'a> Block<'a> {
     /// Writes `R` rows of up to 32 columns; for the other parameters see `tile_bf16.rs`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    pub(super) fn write<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
+    pub(super) fn write<
+        const R: usize,
+        const P: usize,
+        const PACKED: bool,
+        const PAIRS: bool,
+        const SCALED: bool,
+    >(
         self,
         tile: [[__m512; 2]; R],
     ) {

@@ -9,9 +9,12 @@ pub(super) enum Scales {
 }
 
 impl Scales {
-    pub(super) fn new(side: &Side<'_>, applied: bool) -> Self {
+    /// Nothing to apply.
+    pub(super) const NONE: Self = Self::One(1.);
+
+    /// Those of an operand whose scales are the same along the sum.
+    pub(super) fn of(side: &Side<'_>) -> Self {
         match side.dequant_scales {
-            _ if applied => Self::One(1.),
             &[scale] => Self::One(scale),
             _ => {
                 let mut scales = vec![0.; side.kept()];

@@ -1,7 +1,7 @@
 //! An operand of a GEMM on the host.
 
 use super::super::elements::{with_codes, with_scales};
-use super::layout::{Order, b_len};
+use super::layout::{Order, PANEL, b_len};
 use crate::base::data::codes::{GemmCodes, GemmOperand, sizes};
 use crate::base::error::{Result, shape_error};
 use candle_core::Tensor;
@@ -27,6 +27,8 @@ pub(super) struct Side<'a> {
     pub(super) format: Format,
     pub(super) grid: ScaleGrid,
     pub(super) dequant_scales: &'a [f32],
+    /// See [`GemmOperand::powers_of_two`].
+    pub(super) powers_of_two: bool,
     pub(super) contraction: Contraction,
 }
 
@@ -79,6 +81,7 @@ pub(super) fn with_side<R>(
                 format: operand.format,
                 grid: operand.grid,
                 dequant_scales,
+                powers_of_two: operand.powers_of_two,
                 contraction: operand.contraction,
             })
         })
@@ -124,6 +127,29 @@ impl Side<'_> {
                 *scale = self.scale(first + i, contracted);
             }
             scales[len..].fill(1.);
+        }
+    }
+
+    /// The bits of the dequant_scales of up to [`PANEL`] kept indices from `first` on, for each segment of the sum.
+    pub(super) fn scale_bits(&self, first: usize, bits: &mut [[u32; PANEL]]) {
+        let (scales, per_row) = (self.dequant_scales, self.grid.scale_cols());
+        let cols = PANEL.min(self.kept() - first);
+        match self.contraction {
+            Contraction::Cols => {
+                for col in 0..cols {
+                    let scales = &scales[(first + col) / self.grid.block_rows() * per_row..];
+                    for (bits, scale) in bits.iter_mut().zip(scales) {
+                        bits[col] = scale.to_bits();
+                    }
+                }
+            }
+            Contraction::Rows => {
+                for (bits, scales) in bits.iter_mut().zip(scales.chunks(per_row)) {
+                    for (col, bits) in bits[..cols].iter_mut().enumerate() {
+                        *bits = scales[(first + col) / self.grid.block_cols()].to_bits();
+                    }
+                }
+            }
         }
     }
 }

@@ -2,8 +2,8 @@
 //! registers.
 
 use super::decoder::{Decoder, prefetch};
-use super::kernel::Sums;
-use super::layout::{PANEL, ROWS_STEP, SLICE_STRIDE};
+use super::kernel::{PackedPanel, Sums};
+use super::layout::{DEPTH, PANEL, ROWS_STEP, SLICE_STRIDE};
 use super::results::Block;
 use std::arch::x86_64::*;
 
@@ -51,7 +51,7 @@ pub(super) enum Columns<'a> {
     Values(&'a [u16]),
     /// Packed codes of neighbouring panels, as many as [`panels_at_once`] says at most, decoded here: for so few rows that the values
     /// are needed only once.
-    Packed(&'a [&'a [u8]]),
+    Packed(&'a [PackedPanel<'a>]),
 }
 
 /// How many panels of packed codes are summed at a time for tiles of `rows` rows: few sums would wait for themselves. Each sum has
@@ -80,8 +80,8 @@ pub(super) fn multiply(
         ($b:ident: $($rows:literal)+) => {
             match (rows, a.pairs) {
                 $(
-                    ($rows, false) => tile::<$rows, 1, false, false>(decoder, a, [bytes($b)], to),
-                    ($rows, true) => tile::<$rows, 1, false, true>(decoder, a, [bytes($b)], to),
+                    ($rows, false) => tile::<$rows, 1, false, false, false>(decoder, a, [values($b)], to),
+                    ($rows, true) => tile::<$rows, 1, false, true, false>(decoder, a, [values($b)], to),
                 )+
                 _ => unreachable!("a tile of {rows} rows"),
             }
@@ -92,8 +92,12 @@ pub(super) fn multiply(
             match (rows, $codes.len()) {
                 $(
                     ($rows, $panels) => {
-                        let codes = std::array::from_fn(|panel| $codes[panel]);
-                        tile::<$rows, $panels, true, false>(decoder, a, codes, to);
+                        let panels: [_; $panels] = std::array::from_fn(|panel| $codes[panel]);
+                        if panels[0].added.is_empty() {
+                            tile::<$rows, $panels, true, false, false>(decoder, a, panels, to);
+                        } else {
+                            tile::<$rows, $panels, true, false, true>(decoder, a, panels, to);
+                        }
                     }
                 )+
                 (rows, panels) => unreachable!("a tile of {rows} rows by {panels} panels"),
@@ -109,10 +113,13 @@ pub(super) fn multiply(
     }
 }
 
-/// The bytes of values in memory.
-fn bytes(values: &[u16]) -> &[u8] {
-    // SAFETY: memory of u16 is memory of twice as many bytes.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 2 * values.len()) }
+/// A panel of values, with their bytes in place of codes.
+fn values(values: &[u16]) -> PackedPanel<'_> {
+    PackedPanel {
+        // SAFETY: memory of u16 is memory of twice as many bytes.
+        codes: unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 2 * values.len()) },
+        added: &[],
+    }
 }
 
 #[inline]
@@ -127,14 +134,34 @@ const fn strides<const R: usize, const PAIRS: bool>() -> (usize, usize) {
     if PAIRS { (2, 2 * R) } else { (SLICE_STRIDE, 2) }
 }
 
-/// `R` rows by `P` neighbouring panels. `b`: values, or codes where `PACKED`.
+/// What is added to the bits of the values of pairs, from what is added to each column.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
+fn added_to_pairs(columns: &[u16; PANEL]) -> [__m512i; 2] {
+    [0, 16].map(|first| {
+        // SAFETY: 16 of the 32 columns.
+        let columns = unsafe { _mm256_loadu_si256(columns.as_ptr().add(first).cast()) };
+        let wide = _mm512_cvtepu16_epi32(columns);
+        _mm512_or_si512(wide, _mm512_slli_epi32::<16>(wide))
+    })
+}
+
+/// `R` rows by `P` neighbouring panels. `panels`: values, or codes where `PACKED`, to whose exponents something is added where
+/// `SCALED`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+fn tile<
+    const R: usize,
+    const P: usize,
+    const PACKED: bool,
+    const PAIRS: bool,
+    const SCALED: bool,
+>(
     decoder: &Decoder,
     a: Rows<'_>,
-    b: [&[u8]; P],
+    panels: [PackedPanel<'_>; P],
     mut to: To<'_, '_>,
 ) {
+    let b = panels.map(|panel| panel.codes);
     let pair_bytes = if PACKED { 2 * PANEL } else { 4 * PANEL };
     let pairs = b[0].len() / pair_bytes;
     let (row_stride, pair_stride) = strides::<R, PAIRS>();
@@ -147,17 +174,28 @@ fn tile<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
     let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; P];
     if to.accumulate {
         for (panel, tile) in tiles.iter_mut().enumerate() {
-            start::<R, P, PACKED, PAIRS>(&to.sums, panel, tile);
+            start::<R, P, PACKED, PAIRS, SCALED>(&to.sums, panel, tile);
         }
     }
+    let mut added = [[_mm512_setzero_si512(); 2]; P];
     for pair in 0..pairs {
+        if SCALED && pair.is_multiple_of(DEPTH / 2) {
+            for (panel, added) in panels.iter().zip(&mut added) {
+                let (segments, _) = panel.added.as_chunks();
+                *added = added_to_pairs(&segments[pair / (DEPTH / 2)]);
+            }
+        }
         for (panel, tile) in tiles.iter_mut().enumerate() {
             // SAFETY: `pair` is below the number of pairs that each panel holds, each of one vector if packed, otherwise of two.
             let (left, right) = unsafe {
                 let b = b[panel].as_ptr().add(pair * pair_bytes);
                 if PACKED {
                     prefetch(b, AHEAD / P);
-                    decoder.decode(_mm512_loadu_si512(b.cast()))
+                    let codes = _mm512_loadu_si512(b.cast());
+                    match SCALED {
+                        true => decoder.decode_scaled(codes, added[panel]),
+                        false => decoder.decode(codes),
+                    }
                 } else {
                     (
                         _mm512_loadu_si512(b.cast()),
@@ -181,8 +219,8 @@ fn tile<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
         match to.results {
             Some(results) => results
                 .at(0, panel * PANEL)
-                .write::<R, P, PACKED, PAIRS>(tile),
-            None => keep::<R, P, PACKED, PAIRS>(tile, panel, &mut to.sums),
+                .write::<R, P, PACKED, PAIRS, SCALED>(tile),
+            None => keep::<R, P, PACKED, PAIRS, SCALED>(tile, panel, &mut to.sums),
         }
     }
 }
@@ -193,7 +231,13 @@ const AHEAD: usize = 8192;
 /// Loads sums. The parameters give each instance a single caller, so that it is inlined and the sums stay in registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn start<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
+fn start<
+    const R: usize,
+    const P: usize,
+    const PACKED: bool,
+    const PAIRS: bool,
+    const SCALED: bool,
+>(
     sums: &Sums<'_>,
     panel: usize,
     tile: &mut [[__m512; 2]; R],
@@ -213,7 +257,13 @@ fn start<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
 /// Stores sums; for the parameters see [`start`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn keep<const R: usize, const P: usize, const PACKED: bool, const PAIRS: bool>(
+fn keep<
+    const R: usize,
+    const P: usize,
+    const PACKED: bool,
+    const PAIRS: bool,
+    const SCALED: bool,
+>(
     tile: [[__m512; 2]; R],
     panel: usize,
     sums: &mut Sums<'_>,

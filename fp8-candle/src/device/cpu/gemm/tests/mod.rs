@@ -2,6 +2,8 @@
 
 mod bf16_operands;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod exponents;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod packed;
 #[cfg(target_arch = "x86_64")]
 mod packing;
@@ -51,7 +53,11 @@ impl Operand {
             sizes: (kept, contracted),
         };
         let scales = operand.grid().len();
-        operand.scales = (0..scales).map(|_| rng.random_range(0.25..4.)).collect();
+        let scale = |_| match granularity {
+            Granularity::Mx => 2f32.powi(rng.random_range(-9..=3)),
+            _ => rng.random_range(0.25..4.),
+        };
+        operand.scales = (0..scales).map(scale).collect();
         operand
     }
 
@@ -70,6 +76,7 @@ impl Operand {
             format: self.format,
             grid: self.grid(),
             dequant_scales: &self.scales,
+            powers_of_two: self.granularity == Granularity::Mx,
             contraction: self.contraction,
         }
     }
