@@ -152,8 +152,8 @@ impl Exponents {
     }
 }
 
-/// The longest pattern: of 11 rows, in vectors of 32, or of two panels.
-const PATTERN: usize = 384;
+/// The longest pattern: of 11 rows, in vectors of 32.
+const PATTERN: usize = 352;
 
 /// The first `once` elements of `pattern` repeated until they fill whole vectors.
 fn repeated(pattern: &mut [u16; PATTERN], once: usize) -> &[u16] {
@@ -202,7 +202,7 @@ fn is_normal(bits: u32) -> bool {
     (bits & 0x807F_FFFF == 0) & (bits.wrapping_sub(1) < 0x7F7F_FFFF)
 }
 
-/// [`add_all`] for one kept index, of any scales: zeros keep theirs, which is the least. None if a scale is not a power of two, or
+/// [`add_all`] for one kept index with any scales; that of a segment of zeros does not matter. None if a scale is not a power of two, or
 /// too far below another.
 fn add_checked<'a>(
     side: &Side<'_>,
