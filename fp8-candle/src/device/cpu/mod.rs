@@ -300,30 +300,25 @@ fn quant_scales(
     power_of_two: bool,
     scales: &mut [f32],
 ) {
-    let each = |quant_scale: &dyn Fn(f32) -> f32, scales: &mut [f32]| {
-        for (scale, &amax) in scales.iter_mut().zip(amaxes) {
-            *scale = quant_scale(amax);
-        }
-    };
     match policy {
-        ScalePolicy::Dynamic => each(&|x| fp8_core::dynamic_quant_scale(x, format), scales),
-        ScalePolicy::Inference => each(&|x| fp8_core::inference_quant_scale(x, format), scales),
-        ScalePolicy::Current { eps } => {
-            each(&|x| fp8_core::current_quant_scale(x, format, eps), scales);
-        }
-        // There are many of them.
-        ScalePolicy::Mx => {
-            let scales = &mut *scales;
-            simd(
-                #[inline(always)]
-                move || {
-                    for (scale, &amax) in scales.iter_mut().zip(amaxes) {
-                        let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
-                        *scale = dequant_scale.reciprocal().to_f32();
-                    }
-                },
-            );
-        }
+        ScalePolicy::Dynamic => each(amaxes, scales, move |amax| {
+            fp8_core::dynamic_quant_scale(amax, format)
+        }),
+        ScalePolicy::Inference => each(amaxes, scales, move |amax| {
+            fp8_core::inference_quant_scale(amax, format)
+        }),
+        ScalePolicy::Mx => each(
+            amaxes,
+            scales,
+            #[inline(always)]
+            move |amax| {
+                let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
+                dequant_scale.reciprocal().to_f32()
+            },
+        ),
+        ScalePolicy::Current { eps } => each(amaxes, scales, move |amax| {
+            fp8_core::current_quant_scale(amax, format, eps)
+        }),
     }
     if power_of_two {
         for scale in scales {
@@ -332,10 +327,20 @@ fn quant_scales(
     }
 }
 
+/// `to = f(from)`, for each element.
+fn each(from: &[f32], to: &mut [f32], f: impl Fn(f32) -> f32) {
+    simd(
+        #[inline(always)]
+        move || {
+            for (to, &from) in to.iter_mut().zip(from) {
+                *to = f(from);
+            }
+        },
+    );
+}
+
 fn reciprocals(scales: &[f32], inverse: &mut [f32]) {
-    for (inverse, &scale) in inverse.iter_mut().zip(scales) {
-        *inverse = fp8_core::reciprocal(scale);
-    }
+    each(scales, inverse, fp8_core::reciprocal);
 }
 
 fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(&[f32], &mut [f32])) -> Result<Tensor> {
