@@ -1,7 +1,7 @@
 //! `fp8 check`: whether a checkpoint is what it says.
 
 use crate::output::{print, print_json};
-use crate::source::found;
+use crate::source::{HUB, found};
 use crate::usage::Usage;
 use anyhow::Result;
 use fp8::audit::{AuditOptions, Codes, Finding, Report, Severity, audit_dir};
@@ -40,8 +40,6 @@ pub struct Args {
 
 /// How many tensors are named for each fault.
 const SHOWN: usize = 3;
-/// The prefix of a model on the hub.
-const HUB: &str = "hf://";
 
 /// Prints the findings. The exit code is 1 if there are errors.
 pub fn run(args: &Args) -> Result<ExitCode> {

@@ -9,6 +9,8 @@ use fp8::rewrite::Source;
 use std::io::ErrorKind;
 use std::path::{Component, Path};
 
+/// What begins the name of a model on the hub.
+pub const HUB: &str = "hf://";
 /// Bytes of the longest text file.
 pub const MAX_TEXT: u64 = 1 << 30;
 
@@ -50,6 +52,17 @@ impl Opening {
 /// Fails for a path that is no model, if it shows what was meant: a name on the hub, the folder of a run, or an adapter.
 pub fn found(path: &Path) -> Result<()> {
     let shown = path.display();
+    if let Some(hub) = path.to_str().and_then(|text| text.strip_prefix(HUB)) {
+        let (id, revision) = match hub.split_once('@') {
+            Some((id, revision)) => (id, format!(" --revision {revision}")),
+            None => (hub, String::new()),
+        };
+        let name = id.rsplit('/').next().unwrap_or(id);
+        bail!(
+            "{shown}: only `fp8 check` reads a model on the hub, all other commands one that was downloaded: hf download {id}{revision} \
+             --local-dir {name}"
+        );
+    }
     if let Err(error) = std::fs::metadata(path) {
         let (is_name, name) = match *path.components().collect::<Vec<_>>() {
             [Component::Normal(_), Component::Normal(name)] => (true, name.to_string_lossy()),

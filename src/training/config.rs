@@ -26,6 +26,9 @@ pub struct TrainerConfig {
     pub optimizer: AdamWConfig,
     /// The recipe of linear layers; None for high precision.
     pub recipe: Option<Recipe>,
+    /// The last step under the recipe; later ones, and validations after them, compute in high precision, as what a run writes will be used.
+    /// None, the default, for all steps under the recipe.
+    pub last_recipe_step: Option<u64>,
     /// Which layers follow it, and other recipes for some of them; only with a recipe. None, the default, takes all.
     pub prepare: Option<PrepareOptions>,
     /// Parts of a batch whose gradients are computed one after the other and added.
@@ -46,6 +49,7 @@ impl TrainerConfig {
                 ..AdamWConfig::default()
             },
             recipe: None,
+            last_recipe_step: None,
             prepare: None,
             micro_batches: 1,
             stats_every: None,
@@ -68,10 +72,17 @@ impl TrainerConfig {
         if stats_every == Some(0) {
             return wrong("stats_every", "0".into(), "at least 1");
         }
+        if self.last_recipe_step == Some(0) {
+            return wrong("last_recipe_step", "0".into(), "at least 1");
+        }
+        if self.recipe.is_some() {
+            return Ok(());
+        }
         let without = "None without a recipe";
-        match (&self.recipe, stats_every, &self.prepare) {
-            (None, Some(steps), _) => wrong("stats_every", steps.to_string(), without),
-            (None, _, Some(options)) => wrong("prepare", format!("{options:?}"), without),
+        match (stats_every, self.last_recipe_step, &self.prepare) {
+            (Some(steps), _, _) => wrong("stats_every", steps.to_string(), without),
+            (_, Some(step), _) => wrong("last_recipe_step", step.to_string(), without),
+            (_, _, Some(options)) => wrong("prepare", format!("{options:?}"), without),
             _ => Ok(()),
         }
     }
@@ -80,7 +91,8 @@ impl TrainerConfig {
     pub(super) fn fixed(&self, data: String) -> Value {
         json!({
             "schedule": self.schedule,
-            "optimizer": format!("{:?}", self.optimizer),
+            "optimizer": self.optimizer,
+            "last_recipe_step": self.last_recipe_step,
             "micro_batches": self.micro_batches,
             "data": data,
             "settings": self.settings,
@@ -93,6 +105,8 @@ setters! { TrainerConfig:
     with_optimizer(optimizer: AdamWConfig);
     /// Sets the recipe.
     with_recipe(recipe: Option<Recipe>);
+    /// Sets the last step under the recipe.
+    with_last_recipe_step(last_recipe_step: Option<u64>);
     /// Sets which layers are converted.
     with_prepare(prepare: Option<PrepareOptions>);
     /// Sets the number of parts of a batch.

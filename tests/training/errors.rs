@@ -3,6 +3,7 @@
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
 use fp8::PrepareOptions;
+use fp8::optim::AdamWConfig;
 use fp8::training::{Error, Learner, RunFolder, TrainableModel, Trainer, TrainerConfig};
 
 fn set_nan(run: &Run, name: &str) {
@@ -75,6 +76,16 @@ fn a_checkpoint_of_other_settings_is_refused() -> Outcome {
     let error = refused(settings("delayed", 2));
     assert!(
         error.contains("micro_batches is 1 in the run to resume, 2 here"),
+        "{error}"
+    );
+    let same = settings("delayed", 1);
+    let optimizer = AdamWConfig {
+        beta2: 0.5,
+        ..same.optimizer.clone()
+    };
+    let error = refused(same.with_optimizer(optimizer));
+    assert!(
+        error.contains("optimizer.beta2 is 0.999 in the run to resume, 0.5 here"),
         "{error}"
     );
     let error = refused(settings("delayed", 1).with_settings("other".into()));

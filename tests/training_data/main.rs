@@ -3,6 +3,7 @@
 mod chats;
 mod classes;
 mod completions;
+mod ends;
 mod long_texts;
 mod pairs;
 mod plain;

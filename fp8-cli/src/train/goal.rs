@@ -67,6 +67,14 @@ impl Lesson {
     pub fn warnings(&self, settings: &Settings) -> Vec<String> {
         let [rows, validation] = self.rows;
         let mut warnings = vec![];
+        // In a folder, such as one of sources, a table may well be text among texts.
+        let named = settings.data.iter().chain(&settings.validation);
+        warnings.extend(named.filter(|path| is_table(path)).map(|path| {
+            format!(
+                "{} is read as plain text, with its separators: write JSON lines, such as of `text`, to train on its columns",
+                path.display()
+            )
+        }));
         if rows < settings.batch {
             warnings.push(format!(
                 "--batch is {}, and the data has {rows} row{} to train on: each step repeats rows",
@@ -80,6 +88,14 @@ impl Lesson {
         }
         warnings
     }
+}
+
+/// Whether a file's name is that of a table.
+fn is_table(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| {
+        let mut tables = ["csv", "tsv"].iter();
+        tables.any(|table| extension.eq_ignore_ascii_case(table))
+    })
 }
 
 /// A validation in words.

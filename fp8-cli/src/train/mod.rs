@@ -4,6 +4,7 @@ mod goal;
 mod layers;
 mod outcome;
 mod settings;
+mod trained;
 
 use crate::card::command;
 use crate::model::Source;
@@ -12,31 +13,19 @@ use crate::source::found;
 use crate::usage::{Interrupted, Usage};
 use crate::watch::{Look, Watch};
 use anyhow::{Context, Result, anyhow, bail};
-use candle_core::{DType, Device, Tensor};
-use candle_nn::{VarBuilder, VarMap};
-use fp8::fp8_candle::ops::multiplies_bf16;
-use fp8::fp8_files::adapter::{AdapterConfig, Targets};
 use fp8::memory_in_use;
-use fp8::models::{Model, ModelOptions, open, open_config};
-use fp8::rewrite::hub_name;
-use fp8::training::{
-    Ended, Error, Learner, Metrics, RunFolder, Task, TrainableModel, Trainer, TurnOptions,
-    initialize_adapter, train,
-};
-use fp8::{Fp8Layer, Fp8Module, Visitor};
+use fp8::models::gguf::is_gguf;
+use fp8::models::{Model, open_config};
+use fp8::training::{Ended, Error, Learner, Metrics, RunFolder, Task, Trainer, TurnOptions, train};
 use goal::{Goal, Lesson, judged};
 use outcome::Finished;
-use serde::{Deserialize, Serialize};
-use settings::{CONTEXT, Operands, Settings};
+use settings::{CONTEXT, Settings, Stored};
 use std::path::{Path, PathBuf};
-
-/// The name of a run's adapter.
-const ADAPTER: &str = "default";
+use trained::{ADAPTER, model, operands};
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: a directory with safetensors files, in FP8 or in high precision, or a GGUF file
-    #[arg(required_unless_present = "resume")]
     model: Option<PathBuf>,
     /// The folder to write
     #[arg(long, value_name = "DIR", required_unless_present = "resume")]
@@ -48,16 +37,6 @@ pub struct Args {
     #[arg(long, value_name = "DIR", exclusive = true)]
     resume: Option<PathBuf>,
     #[command(flatten)]
-    settings: Settings,
-}
-
-/// What `run.json` stores.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    model: PathBuf,
-    /// The command line that began it.
-    command: String,
-    #[serde(flatten)]
     settings: Settings,
 }
 
@@ -180,7 +159,7 @@ fn stored(args: &Args) -> Result<Stored> {
     let full =
         |path: &PathBuf| std::path::absolute(path).with_context(|| path.display().to_string());
     let Some(model) = &args.model else {
-        bail!(Usage("a model is missing".into()));
+        return Err(Usage(without_model(&args.settings)).into());
     };
     found(model)?;
     let mut settings = args.settings.clone();
@@ -201,6 +180,28 @@ fn stored(args: &Args) -> Result<Stored> {
     })
 }
 
+/// The message for a command line without a model. A flag that takes several files takes a model behind them too.
+fn without_model(settings: &Settings) -> String {
+    let taken = [
+        ("--data", &settings.data),
+        ("--validation", &settings.validation),
+    ];
+    let taken = taken.into_iter().find_map(|(flag, files)| {
+        let model = files.last().filter(|path| is_model(path))?;
+        Some((flag, model))
+    });
+    let hint = taken.map_or(String::new(), |(flag, path)| {
+        let path = path.display();
+        format!(": {flag} takes all paths that follow it, {path} too. Put the model first")
+    });
+    format!("a model is missing, as in `fp8 train MODEL --data FILE --out DIR`{hint}")
+}
+
+/// Whether a path is that of a model, and not of data.
+fn is_model(path: &Path) -> bool {
+    is_gguf(path) || path.join("config.json").is_file()
+}
+
 /// Tokens of a row: as many as were asked for, or as many as the model has positions if these are few.
 fn context(asked: Option<usize>, model: &Path) -> Result<usize> {
     let positions = open_config(model)?.max_positions();
@@ -215,134 +216,6 @@ fn context(asked: Option<usize>, model: &Path) -> Result<usize> {
     }
 }
 
-type Opened = (Model, VarMap, Option<Box<dyn fp8::rewrite::Source>>);
-
-/// The model with its variables: its parameters, or those of adapters. An encoder gets a classifier for the `labels`, if there are any.
-fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
-    let settings = &stored.settings;
-    let (mut model, vars, source) = match settings.lora {
-        None => {
-            let (path, seed) = (&stored.model, settings.seed);
-            let base = match labels.is_empty() {
-                true => {
-                    TrainableModel::open(path, DType::F32, &Device::Cpu)?.without_classifier()?
-                }
-                false => {
-                    TrainableModel::open_classifier(path, labels, seed, DType::F32, &Device::Cpu)?
-                }
-            };
-            (base.model, base.vars, Some(base.source))
-        }
-        Some(rank) => {
-            let mut model = open(&stored.model, &ModelOptions::new())?;
-            let vars = VarMap::new();
-            let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-            let config = adapter(stored, rank, &mut model, labels)?;
-            model.add_adapter(ADAPTER, &config, vb)?;
-            check_rank(rank, &vars)?;
-            initialize_adapter(&vars, settings.seed)?;
-            (model, vars, None)
-        }
-    };
-    match &mut model {
-        Model::Llama(llama) => llama.set_recomputation(settings.recompute),
-        _ if settings.recompute => {
-            bail!(Usage("--recompute is for language models".into()));
-        }
-        _ => {}
-    }
-    Ok((model, vars, source))
-}
-
-/// What a new run rounds the operands of products in high precision to.
-fn operands(settings: &Settings, model: &Model) -> Result<Operands> {
-    let in_bf16 = match (settings.operands, model) {
-        (Some(Operands::Bf16), Model::Bert(_)) => {
-            let text = "--operands is bf16, which is for language models";
-            return Err(Usage(text.into()).into());
-        }
-        (Some(asked), _) => return Ok(asked),
-        (None, Model::Bert(_)) => false,
-        (None, _) => multiplies_bf16() && (settings.trains_in_fp8() || holds_codes(model)),
-    };
-    Ok(match in_bf16 {
-        true => Operands::Bf16,
-        false => Operands::F32,
-    })
-}
-
-/// Whether a layer of the model holds FP8 codes.
-fn holds_codes(model: &Model) -> bool {
-    struct Codes(bool);
-    impl Visitor for Codes {
-        fn layer(&mut self, layer: &dyn Fp8Layer) {
-            self.0 |= layer.static_weight().is_some();
-        }
-
-        fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
-    }
-    let mut codes = Codes(false);
-    model.visit(&mut codes);
-    codes.0
-}
-
-/// Fails for a rank that no matrix of a layer can have.
-fn check_rank(rank: usize, vars: &VarMap) -> Result<()> {
-    let vars = vars.data().lock();
-    let vars = vars.map_err(|_| anyhow!("the variables are locked"))?;
-    let widths = vars.iter().filter_map(|(name, var)| {
-        let is_matrix = name.contains(".lora_A.") || name.contains(".lora_B.");
-        let &[one, other] = var.dims() else {
-            return None;
-        };
-        // One is the rank, the other the layer's width.
-        let width = if one == rank { other } else { one };
-        (is_matrix && width < rank).then_some((width, name))
-    });
-    match widths.min() {
-        None => Ok(()),
-        Some((width, name)) => Err(Usage(format!(
-            "--lora is {rank}, and a layer has only {width} inputs or outputs ({name}): its rank is at most {width}"
-        ))
-        .into()),
-    }
-}
-
-/// The configuration of a run's adapters.
-fn adapter(
-    stored: &Stored,
-    rank: usize,
-    model: &mut Model,
-    labels: &[String],
-) -> Result<AdapterConfig> {
-    let settings = &stored.settings;
-    let default = match model {
-        Model::Bert(_) => ["query", "value"],
-        _ => ["q_proj", "v_proj"],
-    };
-    let targets = match settings.target.as_deref() {
-        None => Targets::names(default),
-        Some([all]) if all == "all-linear" => Targets::AllLinear,
-        Some(names) => Targets::names(names.iter().map(String::as_str)),
-    };
-    let mut config = AdapterConfig::new(rank)
-        .with_alpha(settings.alpha.unwrap_or(2. * rank as f64))
-        .with_targets(targets);
-    config.dropout = settings.dropout.unwrap_or(0.) as f32;
-    let hub = settings.card.base_model.clone();
-    let hub = hub.or_else(|| hub_name(&stored.model));
-    config.base_model = Some(hub.unwrap_or_else(|| stored.model.display().to_string()));
-    if let (Model::Bert(bert), false) = (model, labels.is_empty()) {
-        config.saved = vec!["classifier".into()];
-        if !bert.has_pooler() {
-            config.saved.push("pooler".into());
-        }
-        bert.set_labels(labels.to_vec())?;
-        config.labels = labels.to_vec();
-    }
-    Ok(config)
-}
-
 impl Run {
     /// Whether its last step was made and its results were written.
     fn is_finished(&self) -> bool {
@@ -355,6 +228,13 @@ impl Run {
         println!("trains {:.3} million parameters", trained as f64 / 1e6);
         if let Some(report) = self.trainer.report() {
             println!("{}", layers::described(report, self.stored.settings.name()));
+        }
+        if let Some(last) = self.stored.settings.finish {
+            let rounded = match self.stored.settings.operands() {
+                Some(_) => ", with operands of bf16",
+                None => "",
+            };
+            println!("the last {last} steps compute in high precision{rounded}");
         }
     }
 

@@ -174,7 +174,10 @@ impl Finished<'_> {
         let card = (settings.card).begin(self.model, self.folder.path(), relation)?;
         let recipe = match settings.lora {
             Some(rank) => format!("adapters of rank {rank}; the base as its file says"),
-            None => settings.name().to_string(),
+            None => match settings.finish {
+                Some(last) => format!("{}; the last {last} steps without it", settings.name()),
+                None => settings.name().to_string(),
+            },
         };
         let learned = match self.task {
             Task::LanguageModel => "the next token".to_string(),

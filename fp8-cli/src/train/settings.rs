@@ -24,6 +24,14 @@ fn positive(number: f64) -> bool {
     number > 0. && number.is_finite()
 }
 
+/// A name among several that commas separate; people put blanks after commas.
+fn name(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("expected a name before and after each comma".into()),
+        name => Ok(name.to_string()),
+    }
+}
+
 /// The recipe of runs that name none.
 const DEFAULT: &str = "delayed";
 
@@ -55,8 +63,11 @@ pub struct Settings {
     /// Another recipe, or f32, for the layers whose path matches: PATTERN=RECIPE
     #[arg(long, value_name = "PATTERN=RECIPE", conflicts_with = "lora")]
     pub layer: Vec<String>,
-    /// What the operands of products that no recipe casts, those of attention and of a language model's head, are rounded to in training
-    /// [default: bf16 if layers compute in FP8 and the processor multiplies bf16, else f32]
+    /// The last steps, which compute without the recipe: what is written suits high precision better then
+    #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = steps, allow_negative_numbers = true)]
+    pub finish: Option<u64>,
+    /// What the operands of products that no recipe casts, those of attention and of a language model's head among them, are rounded to in
+    /// training [default: bf16 if layers compute in FP8 and the processor multiplies bf16, else f32]
     #[arg(long, value_enum)]
     pub operands: Option<Operands>,
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]
@@ -92,7 +103,7 @@ pub struct Settings {
     pub alpha: Option<f64>,
     /// The layers that get adapters: names that end their paths, separated by commas, or all-linear [default: q_proj,v_proj; query,value in
     /// an encoder]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = name, requires = "lora")]
     pub target: Option<Vec<String>>,
     /// Share of an adapter's inputs that dropout zeroes in training
     #[arg(long, value_name = "P", requires = "lora", value_parser = number("a share of at least 0 and below 1", |x| (0. ..1.).contains(&x)),
@@ -112,6 +123,16 @@ pub struct Settings {
     /// Measure every cast of each Nth step, and write stats.jsonl
     #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = steps, allow_negative_numbers = true)]
     pub stats: Option<u64>,
+}
+
+/// What `run.json` stores.
+#[derive(Serialize, Deserialize)]
+pub struct Stored {
+    pub model: PathBuf,
+    /// The command line that began it.
+    pub command: String,
+    #[serde(flatten)]
+    pub settings: Settings,
 }
 
 /// Operands of products in high precision.
@@ -200,6 +221,14 @@ impl Settings {
                 self.steps
             ))
         );
+        ensure!(
+            self.finish.is_none_or(|last| last < self.steps),
+            Usage(format!(
+                "--finish is {}, but the run has {} steps: expected fewer",
+                self.finish.unwrap_or_default(),
+                self.steps
+            ))
+        );
         let warmup_steps = self.warmup.unwrap_or(self.steps / 20);
         let schedule = match self.schedule {
             Schedule::Cosine => LrSchedule::cosine(lr, warmup_steps, self.steps),
@@ -220,6 +249,7 @@ impl Settings {
         let config = TrainerConfig::new(schedule)
             .with_optimizer(optimizer)
             .with_recipe(recipe)
+            .with_last_recipe_step(self.finish.map(|last| self.steps - last))
             .with_prepare(prepare)
             .with_micro_batches(self.micro_batches)
             .with_stats_every(self.stats)
@@ -233,6 +263,7 @@ impl Settings {
             let without = "takes a recipe, and --recipe is f32";
             let given = [
                 ("--layer", !self.layer.is_empty()),
+                ("--finish", self.finish.is_some()),
                 ("--stats", self.stats.is_some()),
             ];
             if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
@@ -313,23 +344,4 @@ impl<'a> Fixed<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: super::super::Args,
-    }
-
-    #[test]
-    fn weight_decay_is_that_of_matrices() -> Result<()> {
-        let line = "fp8 model --out run --data a.txt --weight-decay 0.5";
-        let settings = Cli::try_parse_from(line.split(' '))?.args.settings;
-        let optimizer = settings.trainer()?.optimizer;
-        assert_eq!(optimizer.weight_decay, 0.5);
-        assert_eq!(optimizer.decay_scope, DecayScope::Matrices);
-        Ok(())
-    }
-}
+mod tests;

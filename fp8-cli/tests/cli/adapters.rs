@@ -133,6 +133,8 @@ fn text_and_perplexity_are_those_of_the_merged_model() {
     );
     assert!((with - merged).abs() < 1e-4 * with, "{with} {merged}");
     assert!((with - perplexity(&model, &[])).abs() > 0.01 * with);
+    let bench = ["bench", &model, "--prefill", "2", "--decode", "2"];
+    output(&[&bench[..], &["--adapter", &tuned]].concat());
 }
 
 #[test]

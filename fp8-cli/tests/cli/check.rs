@@ -48,6 +48,37 @@ fn all_faults_are_listed_and_errors_end_with_code_1() {
 }
 
 #[test]
+fn three_tensors_of_a_fault_are_named_or_all() {
+    let dir = Dir::new();
+    let model = copy("ct_static_tensor", &dir.join("model"));
+    edit(&format!("{model}/config.json"), |config| {
+        // It has 2.
+        config["num_hidden_layers"] = json!(8);
+    });
+    let shown = |more: &[&str]| {
+        let line = [&["check", &model][..], more].concat();
+        let found = text(&fp8(&line).stdout);
+        let json: Value =
+            serde_json::from_slice(&fp8(&[&line[..], &["--json"]].concat()).stdout).unwrap();
+        let places = json["findings"][0]["places"].as_array().unwrap().len();
+        (
+            found.matches("expected `num_hidden_layers`").count(),
+            places,
+            found,
+        )
+    };
+    let (lines, places, found) = shown(&[]);
+    assert_eq!((lines, places), (3, 3), "{found}");
+    assert!(
+        found.contains(".. and 3 more (--all names them)"),
+        "{found}"
+    );
+    let (lines, places, found) = shown(&["--all"]);
+    assert_eq!((lines, places), (6, 6), "{found}");
+    assert!(!found.contains("more"), "{found}");
+}
+
+#[test]
 fn warnings_end_with_code_0_unless_they_are_denied() {
     let dir = Dir::new();
     let model = copy("ct_static_tensor", &dir.join("model"));

@@ -134,6 +134,57 @@ fn an_adapter_with_a_classifier_is_used_and_merged() {
     );
 }
 
+/// Also where the model has a classifier: an adapter brings its own.
+#[test]
+fn adapters_have_default_targets_and_a_new_classifier() {
+    let (dir, model) = folder();
+    let data = path(encoder::labelled(Path::new(&model)));
+    let first = dir.join("first");
+    let before = |said: String| -> f64 {
+        let loss = said.split("before training: validation ").nth(1).unwrap();
+        loss.split(' ').next().unwrap().parse().unwrap()
+    };
+    train(&model, &data, &first, &["--recipe", "f32"]);
+    let (trained, out) = (format!("{first}/model"), dir.join("second"));
+    let known = before(train(
+        &trained,
+        &data,
+        &dir.join("on"),
+        &["--recipe", "f32"],
+    ));
+    let new = before(train(&trained, &data, &out, &["--lora", "2"]));
+    // Of two classes, of which a new classifier knows nothing, but the encoder much.
+    assert!(new > 3. * known, "{known} {new}");
+    let config = json(&format!("{out}/adapter/adapter_config.json"));
+    let targets = serde_json::json!(["query", "value"]);
+    assert_eq!(config["target_modules"], targets);
+    assert_eq!(config["modules_to_save"], serde_json::json!(["classifier"]));
+}
+
+#[test]
+fn an_adapter_embeds_as_the_merged_model_does() {
+    let (dir, model) = folder();
+    let data = path(encoder::queries(Path::new(&model), false));
+    let out = dir.join("run");
+    train(&model, &data, &out, &["--lora", "2"]);
+    let (adapter, merged) = (format!("{out}/adapter"), dir.join("merged"));
+    output(&[
+        "merge", &model, &adapter, "--dtype", "f32", "--out", &merged,
+    ]);
+    let embedding = |model: &str, more: &[&str]| {
+        let row = json_output(&[&["embed", model, "red rose", "--json"], more].concat());
+        let values = row["embedding"].as_array().unwrap().iter();
+        values.map(|x| x.as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let apart = |a: &[f64], b: &[f64]| {
+        let pairs = a.iter().zip(b);
+        pairs.map(|(a, b)| (a - b).abs()).fold(0., f64::max)
+    };
+    let with = embedding(&model, &["--adapter", &adapter]);
+    assert!(apart(&with, &embedding(&merged, &[])) < 1e-5);
+    assert!(apart(&with, &embedding(&model, &[])) > 1e-3);
+}
+
 #[test]
 fn queries_are_trained_and_measured() {
     let (dir, model) = folder();

@@ -171,7 +171,7 @@ fn adapters_are_trained_beside_an_fp8_model() {
         "--lr",
         "1e-2",
         "--target",
-        "q_proj,up_proj",
+        "q_proj, up_proj",
     ];
     let said = output(&args);
     assert!(said.contains("trains 0.001 million parameters"), "{said}");
@@ -294,6 +294,7 @@ fn what_cannot_be_trained_is_said_before_a_folder_is_made() {
         refused(&["--micro-batches", "8"]).contains("--micro-batches is 8, but a step has 4 rows")
     );
     assert!(refused(&["--lora", "2", "--target", "nothing"]).contains("nothing"));
+    assert!(refused(&["--lora", "2", "--target", "q_proj,"]).contains("before and after"));
     assert!(refused(&["--validation", "no/such/file"]).contains("no/such/file"));
     let error = failure(&["train", "--resume", &dir.join("model")]);
     assert!(error.contains("holds no run to resume"), "{error}");

@@ -3,6 +3,8 @@
 use crate::support::{Dir, edit, failure, fp8, json_output, output, speaking, text};
 use fp8_test_support::language_model;
 use serde_json::{Value, json};
+#[cfg(unix)]
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 #[cfg(unix)]
 use std::process::{Child, Command, Stdio};
@@ -260,12 +262,10 @@ fn a_merge_says_what_is_left_of_the_updates() {
 fn a_stopped_run_says_so_at_once_and_does_not_succeed() {
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let dir = folder();
-        let mut child = endless(&dir);
-        let id = child.id().to_string();
+        let mut child = endless(&dir, 4);
         // The handler is set when there is a step.
         wait_for_a_step(&dir, &mut child);
-        let sent = Command::new("kill").args([signal, &id]).status();
-        assert!(sent.unwrap().success());
+        send(signal, &child);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(code));
         let (said, errors) = (text(&output.stdout), text(&output.stderr));
@@ -291,9 +291,33 @@ fn a_stopped_run_says_so_at_once_and_does_not_succeed() {
     }
 }
 
-/// A run into `run` that does not end by itself.
 #[cfg(unix)]
-fn endless(dir: &Dir) -> Child {
+#[test]
+fn a_second_request_ends_a_run_within_a_step_and_saves_nothing() {
+    let dir = folder();
+    // Steps that last much longer than two signals.
+    let mut child = endless(&dir, 4000);
+    wait_for_a_step(&dir, &mut child);
+    send("-TERM", &child);
+    let errors = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut errors = errors.map(Result::unwrap);
+    assert!(errors.any(|line| line.contains("again to abort")));
+    send("-TERM", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    let saved = std::fs::read_dir(dir.join("run/checkpoint")).unwrap();
+    assert_eq!(saved.count(), 0);
+}
+
+#[cfg(unix)]
+fn send(signal: &str, child: &Child) {
+    let mut kill = Command::new("kill");
+    let sent = kill.args([signal, &child.id().to_string()]);
+    assert!(sent.status().unwrap().success());
+}
+
+/// A run into `run` that does not end by itself, with so many rows in a step.
+#[cfg(unix)]
+fn endless(dir: &Dir, batch: usize) -> Child {
     let (model, data, out) = (
         dir.join("model"),
         dir.join("model/text.txt"),
@@ -301,7 +325,8 @@ fn endless(dir: &Dir) -> Child {
     );
     Command::new(env!("CARGO_BIN_EXE_fp8"))
         .args(["train", &model, "--data", &data, "--out", &out])
-        .args(["--steps", "100000", "--batch", "4", "--context", "16"])
+        .args(["--steps", "100000", "--context", "16"])
+        .args(["--batch", &batch.to_string()])
         // No checkpoint before it is stopped.
         .args(["--checkpoint-every", "100000", "--no-card"])
         .stdout(Stdio::piped())

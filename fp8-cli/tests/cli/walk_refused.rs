@@ -14,7 +14,7 @@ fn what_cannot_be_meant_is_refused_and_says_what_to_do() {
         dir.join("out"),
     );
     let begin = ["train", &model, "--data", &data, "--out", &out];
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--layer", "lm_hed=f32"], "`lm_hed` names no layer"),
         (&["--lora", "33"], "--lora is 33, and a layer has only 16"),
         (
@@ -24,6 +24,14 @@ fn what_cannot_be_meant_is_refused_and_says_what_to_do() {
         (
             &["--steps", "4", "--warmup", "100"],
             "--warmup is 100, but the run has 4 steps",
+        ),
+        (
+            &["--steps", "4", "--finish", "4"],
+            "--finish is 4, but the run has 4 steps",
+        ),
+        (
+            &["--recipe", "f32", "--finish", "4"],
+            "--finish takes a recipe, and --recipe is f32",
         ),
         (&["--lr", "0"], "--lr is 0: expected a number above 0"),
         (&["--lr", "-1"], "--lr is -1: expected a number above 0"),
@@ -95,6 +103,26 @@ fn what_is_no_model_says_what_was_meant() {
     ]);
     assert!(
         line.contains("hf download owner/name --local-dir name"),
+        "{line}"
+    );
+    let line = failure(&[
+        "train",
+        "hf://owner/name@main",
+        "--data",
+        &data,
+        "--out",
+        &model,
+    ]);
+    assert!(
+        line.contains("hf download owner/name --revision main --local-dir name"),
+        "{line}"
+    );
+    // A flag of several files takes a model behind them too.
+    let line = failure(&["train", "--out", &dir.join("out"), "--data", &data, &model]);
+    assert!(
+        line.contains(&format!(
+            "--data takes all paths that follow it, {model} too"
+        )),
         "{line}"
     );
     let file = dir.join("model.gguf");
@@ -194,6 +222,28 @@ fn data_that_changed_or_is_too_small_is_named() {
     ] {
         assert!(line.contains(part), "{line}");
     }
+}
+
+#[test]
+fn data_of_which_something_is_not_learned_is_named() {
+    let dir = folder();
+    let (model, out) = (dir.join("model"), dir.join("run"));
+    let (labelled, table) = (dir.join("labelled.jsonl"), dir.join("table.CSV"));
+    let line = json!({ "text": "a text to learn", "label": "good" });
+    std::fs::write(&labelled, line.to_string()).unwrap();
+    std::fs::write(&table, "text,label\na text,good\n").unwrap();
+    let begin = ["train", &model, "--data", &labelled, &table, "--out", &out];
+    let run = fp8(&[&begin[..], &FEW].concat());
+    let (said, errors) = (text(&run.stdout), text(&run.stderr));
+    assert!(run.status.success(), "{errors}");
+    assert!(
+        said.contains("1 label ignored, as a language model learns texts alone"),
+        "{said}"
+    );
+    assert!(
+        errors.contains(&format!("{table} is read as plain text")),
+        "{errors}"
+    );
 }
 
 #[test]

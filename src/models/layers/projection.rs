@@ -117,11 +117,17 @@ impl Projection {
         self.beside.as_ref()?.change.as_ref()
     }
 
+    /// Rounds the operands of the layer's own products in high precision to `dtype`, or leaves them with None.
+    pub(crate) fn set_operands(&mut self, dtype: Option<DType>) {
+        self.base = self.base.clone().with_operands(dtype);
+    }
+
     /// Replaces the layer for good by another one, in high precision of `dtype`.
     pub(crate) fn set_base(&mut self, layer: &Linear, dtype: DType) -> crate::Result<()> {
         let weight = layer.weight()?.to_dtype(dtype)?;
         let base = Linear::new(weight, layer.bias().cloned()).with_path(self.path());
-        self.base = base.with_independent_rows();
+        let operands = self.base.operands();
+        self.base = base.with_independent_rows().with_operands(operands);
         Ok(())
     }
 

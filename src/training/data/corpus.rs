@@ -94,6 +94,10 @@ impl<'a> Maker<'a> {
     ) -> Result<Corpus, DataError> {
         let mut corpus = Corpus::default();
         summary.documents += documents.len();
+        if self.truncating.is_none() {
+            let labelled = |document: &&Document| matches!(document.body, Body::Labelled(..));
+            summary.unused_labels += documents.iter().filter(labelled).count();
+        }
         let encoded = documents
             .into_par_iter()
             .map(|document| self.encoded(document));

@@ -33,6 +33,8 @@ pub struct DatasetSummary {
     pub unused: usize,
     /// Their tokens.
     pub unused_tokens: usize,
+    /// Labels of texts that a language model learns: it learns the texts alone.
+    pub unused_labels: usize,
 }
 
 /// A count and its noun.
@@ -96,6 +98,13 @@ impl fmt::Display for DatasetSummary {
                 counted(self.unused_tokens, "token")
             )?;
         }
+        if self.unused_labels > 0 {
+            write!(
+                f,
+                "; {} ignored, as a language model learns texts alone",
+                counted(self.unused_labels, "label")
+            )?;
+        }
         Ok(())
     }
 }
@@ -123,8 +132,9 @@ mod tests {
         ) = (2, 1, 1000);
         (summary.truncated, summary.truncated_tokens) = (2, 1);
         (summary.unused, summary.unused_tokens) = (1, 0);
+        summary.unused_labels = 3;
         let text = "1 document: 1,234,567 rows of 300 tokens to train on (25.0% padding), 1 row of 1,000 tokens for validation; 2 classes; \
-            2 documents truncated by 1 token; 1 piece of 0 tokens left out, without a token to predict";
+            2 documents truncated by 1 token; 1 piece of 0 tokens left out, without a token to predict; 3 labels ignored, as a language model learns texts alone";
         assert_eq!(summary.to_string(), text);
     }
 }

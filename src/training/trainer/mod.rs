@@ -11,8 +11,8 @@ use super::objective::{Objective, Part};
 use crate::checkpoint::training_meta;
 use crate::optim::{AdamW, StepReport};
 use crate::{
-    Autocast, AutocastGuard, CastStats, Fp8Module, GradAccumulator, PrepareReport, StatsReport,
-    StepSummary, TrainState, check_gradients, fp8_autocast,
+    Autocast, AutocastGuard, CastStats, Fp8Module, GradAccumulator, PrepareReport, Recipe,
+    StatsReport, StepSummary, TrainState, check_gradients, fp8_autocast,
 };
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
@@ -141,12 +141,19 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         Ok(true)
     }
 
+    /// The recipe of a step, counted from 1.
+    fn recipe(&self, step: u64) -> Option<&Recipe> {
+        let last = self.config.last_recipe_step;
+        let recipe = self.config.recipe.as_ref();
+        recipe.filter(|_| last.is_none_or(|last| step <= last))
+    }
+
     fn guard(&self, part: usize) -> Result<Option<AutocastGuard>> {
-        let Some(recipe) = &self.config.recipe else {
+        let next = self.state.step() + 1;
+        let Some(recipe) = self.recipe(next) else {
             return Ok(None);
         };
         let autocast = Autocast::new(recipe.clone()).micro_batch(part as u32);
-        let next = self.state.step() + 1;
         let measures = (self.config.stats_every).is_some_and(|n| next.is_multiple_of(n));
         let autocast = match measures {
             true => autocast.with_stats(&self.stats),
@@ -337,7 +344,7 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
     }
 
     fn validate(&mut self) -> Result<Option<f64>> {
-        self.validate_by(self.config.recipe.clone())
+        self.validate_by(self.recipe(self.step()).cloned())
     }
 
     fn accuracy(&self) -> Option<f64> {

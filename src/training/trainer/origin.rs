@@ -28,7 +28,7 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
         if let Some(parameter) = self.parameter()? {
             return Ok(parameter);
         }
-        if self.config.recipe.is_none()
+        if self.recipe(unread.step).is_none()
             && let Some(operand) = self.operand(unread.step - 1)?
         {
             return Ok(operand);
@@ -56,9 +56,11 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
     /// precision has no casts that would have seen it. A step with Inf or NaN has changed no parameter, so the values are the same but
     /// for the rounding of these casts. None if no layer can be cast, such as those of an FP8 file, or none sees any.
     fn operand(&self, step: u64) -> Result<Option<String>> {
-        let report = prepare_fp8(self.state.model(), &PrepareOptions::default())?;
-        if report.converted() == 0 {
-            return Ok(None);
+        if self.config.recipe.is_none() {
+            let report = prepare_fp8(self.state.model(), &PrepareOptions::default())?;
+            if report.converted() == 0 {
+                return Ok(None);
+            }
         }
         let guard = fp8_autocast(RecipeName::Tensorwise)?;
         let replayed = self.parts(step);

@@ -3,6 +3,7 @@
 mod bad_values;
 mod fidelity;
 mod gradients;
+mod rounded;
 mod shapes;
 mod threads;
 

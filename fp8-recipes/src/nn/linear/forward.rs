@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::nn::call::{Call, calibrate, noting_failure};
 use crate::nn::scaled_parameter::{optional, scaled, value_of};
 use candle_core::{DType, Module, Tensor};
-use fp8_candle::ops;
+use fp8_candle::ops::{self, LinearOptions};
 use fp8_candle::{LinearPlan, LinearWeight, WeightSource, Wide, WideLinear, WideNode, fp8_linear};
 use fp8_files::names::join;
 use fp8_scaled::{Parameter, Scaled};
@@ -72,7 +72,10 @@ impl Linear {
     /// The result in high precision.
     fn product(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         match self.independent_rows {
-            true => Ok(ops::linear(x, weight, bias)?),
+            true => {
+                let options = LinearOptions::default().with_operands(self.operands);
+                Ok(ops::linear_with(x, weight, bias, options)?)
+            }
             false => product(x, weight, bias),
         }
     }

@@ -41,6 +41,8 @@ pub struct Linear {
     path: Option<Arc<str>>,
     shards: Option<Arc<LayerShards>>,
     independent_rows: bool,
+    /// What operands of products in high precision are rounded to.
+    operands: Option<DType>,
     state: SharedState,
 }
 
@@ -71,6 +73,7 @@ impl Linear {
             path: None,
             shards: None,
             independent_rows: false,
+            operands: None,
             state: SharedState::default(),
         }
     }
@@ -93,6 +96,25 @@ impl Linear {
             independent_rows: true,
             ..self
         }
+    }
+
+    /// The same layer, whose products in high precision round their operands to `dtype`, which is bf16: those of the gradients too, as
+    /// [`linear_with`](fp8_candle::ops::linear_with) does. That takes less time where the processor
+    /// [multiplies bf16](fp8_candle::ops::multiplies_bf16). Rows are [independent](Linear::with_independent_rows) then. With None, the
+    /// default, operands are not rounded. Products of weights in parts on several ranks, and those in the single node of
+    /// [`nn::TransformerLayer`](crate::nn::TransformerLayer), never round.
+    #[must_use]
+    pub fn with_operands(self, dtype: Option<DType>) -> Self {
+        Self {
+            independent_rows: self.independent_rows || dtype.is_some(),
+            operands: dtype,
+            ..self
+        }
+    }
+
+    /// The dtype of [`Linear::with_operands`].
+    pub fn operands(&self) -> Option<DType> {
+        self.operands
     }
 
     /// The value of the weight, `[out_features, in_features]`.

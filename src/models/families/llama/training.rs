@@ -3,6 +3,7 @@
 use super::Llama;
 use super::causal::{Caches, Call, Part};
 use super::head::Head;
+use crate::models::adapters::Host;
 use crate::models::error::{Error, Result};
 use crate::models::layers::token_rows;
 use candle_core::{DType, Tensor};
@@ -19,11 +20,15 @@ impl Llama {
         self.recomputes = recomputes;
     }
 
-    /// Rounds the operands of products in high precision, those of attention and of the head, to `dtype`, which is bf16, or leaves them as
-    /// they are with None, the default. Sums stay in f32. It holds for training, for the forward pass and for generation alike, and takes
-    /// less time where the processor [multiplies bf16](fp8_candle::ops::multiplies_bf16).
+    /// Rounds the operands of products in high precision, those of attention, of the head and of layers that nothing casts to FP8, to
+    /// `dtype`, which is bf16, or leaves them as they are with None, the default. Sums stay in f32, and so do the routers of experts. It holds
+    /// for training, for the forward pass and for generation alike, and takes less time where the processor
+    /// [multiplies bf16](fp8_candle::ops::multiplies_bf16).
     pub fn set_operands(&mut self, dtype: Option<DType>) {
         self.operands = dtype;
+        for layer in self.projections() {
+            layer.set_operands(dtype);
+        }
     }
 
     /// Features of all tokens after the final norm, `[rows, tokens, hidden_size]`, where each row of `ids`, `[rows, tokens]`, is a sequence

@@ -1,0 +1,52 @@
+use super::super::Args;
+use super::*;
+use clap::Parser;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn settings(more: &str) -> Result<Settings> {
+    let line = format!("fp8 model --out run --data a.txt {more}");
+    Ok(Cli::try_parse_from(line.split_whitespace())?.args.settings)
+}
+
+#[test]
+fn weight_decay_is_that_of_matrices() -> Result<()> {
+    let optimizer = settings("--weight-decay 0.5")?.trainer()?.optimizer;
+    assert_eq!(optimizer.weight_decay, 0.5);
+    assert_eq!(optimizer.decay_scope, DecayScope::Matrices);
+    Ok(())
+}
+
+/// What the guide's page on fine-tuning says of a run whose command names nothing else.
+#[test]
+fn defaults_are_those_of_the_guide() -> Result<()> {
+    for (more, lr, name) in [("", 2e-5, "delayed"), ("--lora 8", 2e-4, "lora")] {
+        let settings = settings(more)?;
+        assert_eq!(settings.name(), name);
+        assert_eq!((settings.batch, settings.context()), (8, 512));
+        assert_eq!((settings.steps, settings.checkpoint_every), (300, 100));
+        assert_eq!(settings.temperature, 0.05);
+        let trainer = settings.trainer()?;
+        // A rise for a twentieth of the steps, then a cosine to a tenth.
+        let rates = [0, 14, 15, 300].map(|step| trainer.schedule.lr(step) / lr);
+        for (rate, expected) in rates.into_iter().zip([1. / 15., 1., 1., 0.1]) {
+            assert!((rate - expected).abs() < 1e-12, "{rates:?}");
+        }
+        assert_eq!(trainer.optimizer.weight_decay, 0.);
+        assert_eq!(trainer.optimizer.max_grad_norm, Some(1.));
+        assert_eq!(trainer.micro_batches, 1);
+        assert!(matches!(
+            settings.dataset().validation,
+            Validation::Share(0.05)
+        ));
+        // Validations each tenth of the steps are the driver's default.
+        assert_eq!(settings.validate_every, None);
+        let turns = fp8::training::TurnOptions::new(settings.steps);
+        assert_eq!(turns.validate_every, Some(30));
+    }
+    Ok(())
+}
