@@ -2,6 +2,7 @@
 
 use crate::data::{Batch, Data};
 use crate::gpt::Gpt;
+use crate::gpt::attention::Operands;
 use crate::ranks::{Parallel, Ranks};
 use crate::record::{Sent, Summary, write_json, write_summary};
 use crate::run::Run;
@@ -130,7 +131,7 @@ pub fn serve_fp8(
     let prompt = data.prompt(run.config.context);
     let tokens = Tensor::from_slice(prompt, (1, prompt.len()), device)?;
     let ours = {
-        let _guard = run.evaluation_guard()?;
+        let _guard = run.serving_guard()?;
         run.model.forward::<Tensor>(&tokens)?
     };
     let difference = (served.forward::<Tensor>(&tokens)? - &ours)?
@@ -153,6 +154,9 @@ pub fn serve_fp8(
         report.quantized.len(),
         bytes as f64 / f32_bytes as f64,
     );
+    if run.config.attention == Some(Operands::Fp8) {
+        println!("Its attention has operands of bf16: in FP8 it needs a guard.\n");
+    }
     let vocabulary = &data.vocabulary;
     save_vocabulary(vocabulary, dir)?;
     let prompt = &prompt[..32.min(prompt.len())];

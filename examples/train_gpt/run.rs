@@ -10,16 +10,19 @@ use crate::runs::checkpoints;
 use crate::settings::Settings;
 use crate::sharded::Sharded;
 use crate::weights::{Place, StepOf, Weights, scaled_matmul};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device, Tensor};
 use fp8::checkpoint::{gather_state, quantized_tensors};
-use fp8::config::Fp8LinearConfig;
+use fp8::config::{AttentionProducts, Fp8LinearConfig};
 use fp8::fp8_candle::profile;
 use fp8::fp8_core::Granularity;
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
 use fp8::ranks::ProcessGroup;
 use fp8::training::StepRecord;
-use fp8::{Autocast, CastStats, PrepareReport, Recipe, RecipeName, StatsReport, fp8_autocast};
+use fp8::{
+    Autocast, AutocastGuard, CastStats, PrepareReport, Recipe, RecipeName, StatsReport,
+    fp8_autocast,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -271,12 +274,14 @@ impl Run {
     }
 
     /// The guard of validation and generation; None for a high-precision run.
-    pub fn evaluation_guard(&self) -> Result<Option<fp8::AutocastGuard>> {
-        let autocast = self
-            .recipe
-            .clone()
-            .map(|recipe| Autocast::new(recipe).training(false));
-        Ok(autocast.map(fp8_autocast).transpose()?)
+    fn evaluation_guard(&self) -> Result<Option<AutocastGuard>> {
+        evaluation(self.recipe.clone())
+    }
+
+    /// The guard in which the model computes as the one from its file does without a guard: with attention in high precision.
+    pub fn serving_guard(&self) -> Result<Option<AutocastGuard>> {
+        let recipe = self.recipe.clone();
+        evaluation(recipe.map(|recipe| recipe.with_attention(AttentionProducts::none())))
     }
 
     /// Runs training batches in high precision and sets static scales from the amaxes.
@@ -358,13 +363,10 @@ impl Run {
         let fits = |saved: &serde_json::Value| {
             let settings: Settings = serde_json::from_value(saved.clone())
                 .with_context(|| format!("{}: not a checkpoint of this example", path.display()))?;
-            ensure!(
-                settings == self.settings,
-                "{} belongs to another run: {settings:?} there, {:?} here",
-                path.display(),
-                self.settings
-            );
-            Ok(())
+            match settings.difference(&self.settings)? {
+                None => Ok(()),
+                Some(differs) => bail!("{} is of another run: {differs}", path.display()),
+            }
         };
         let (model, recipe) = (&self.model, self.recipe.as_ref());
         let place = self.weights.resume(&path, model, recipe, fits)?;
@@ -372,6 +374,11 @@ impl Run {
         self.casts_before = place.quantized_tensors;
         Ok(())
     }
+}
+
+fn evaluation(recipe: Option<Recipe>) -> Result<Option<AutocastGuard>> {
+    let autocast = recipe.map(|recipe| Autocast::new(recipe).training(false));
+    Ok(autocast.map(fp8_autocast).transpose()?)
 }
 
 /// f32 scalars on the host, in one copy.

@@ -52,6 +52,18 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// The first setting that differs from `here`, with both values.
+    pub fn difference(&self, here: &Self) -> Result<Option<String>> {
+        let [there, here] = [self, here].map(serde_json::to_value);
+        let (there, here) = (there?, here?);
+        let keys = here.as_object().into_iter().flat_map(|here| here.keys());
+        let mut keys = keys.filter(|key| there[*key] != here[*key]);
+        let told = |key: &String| format!("{key} is {} there, {} here", there[key], here[key]);
+        Ok(keys.next().map(told))
+    }
+}
+
 /// The choice of `--moments`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Moments {

@@ -74,6 +74,10 @@ fn other_kinds_are_refused_by_name() {
             json!({ "lora_bias": true }),
             ["`lora_bias` is true", "false"],
         ),
+        (
+            json!({ "use_newer_kind": true }),
+            ["`use_newer_kind` is true", "no such entry"],
+        ),
         (json!({ "r": 0 }), ["`r` is 0", "a positive count"]),
         (
             json!({ "lora_alpha": "much" }),

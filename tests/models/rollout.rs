@@ -2,14 +2,15 @@
 //! the bits of those of the whole sequence.
 
 use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
 use fp8::fp8_candle::ops::cross_entropy;
 use fp8::load::Checkpoint;
-use fp8::models::{self, CausalLm, Llama, Model, ModelOptions};
+use fp8::models::{self, AdapterConfig, CausalLm, Llama, Model, ModelOptions, Targets};
 use fp8::rewrite::{self, QuantizeOptions, Scheme};
 use fp8::training::TrainableModel;
 use fp8::{Autocast, FilesError, Recipe, fp8_autocast, with_fp8};
-use fp8_test_support::bits;
 use fp8_test_support::golden_models::{configs, write_model};
+use fp8_test_support::{bits, normal};
 use std::path::Path;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -233,6 +234,44 @@ fn under_a_guard_with_frozen_scales_and_with_scales_of_tokens() -> Outcome {
             let guard = fp8_autocast(Autocast::new(recipe).training(false))?;
             check(&format!("{family}, {name}"), model)?;
             guard.close()?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds an adapter with random matrices to the linear layers and makes it the active one.
+fn adapt(model: &mut Model) -> Outcome {
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let config = AdapterConfig::new(2).with_targets(Targets::AllLinear);
+    model.add_adapter("random", &config, vb)?;
+    let vars = vars.data().lock().expect("the variables");
+    for (i, var) in vars.values().enumerate() {
+        var.set(&(normal(i as u64, var.dims()).to_device(&Device::Cpu)? * 0.1)?)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn with_an_active_adapter_on_high_precision_and_on_fp8() -> Outcome {
+    for family in ["llama", "mistral", "qwen3"] {
+        let dir = tempfile::tempdir()?;
+        write_model(family, dir.path());
+        let target = dir.path().join("fp8");
+        let source = Checkpoint::open_dir(dir.path())?;
+        quantize(
+            &source,
+            &target,
+            &QuantizeOptions::new(Scheme::ChannelToken),
+        )?;
+        for dir in [dir.path(), &*target] {
+            let mut model = models::open(dir, &ModelOptions::new().with_dtype(DType::F32))?;
+            let ids = tokens(3, 40);
+            let base = whole(model.llama().expect("a language model"), &ids);
+            adapt(&mut model)?;
+            let model = model.llama().expect("a language model");
+            assert_ne!(bits(&whole(model, &ids)), bits(&base), "it has an effect");
+            check(&format!("{family} with an adapter"), model)?;
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Several ranks: threads of one process stand for the processes of a job.
 
 mod data_parallel;
+mod data_parallel_files;
 #[path = "../../examples/gpt/mod.rs"]
 #[allow(dead_code, reason = "the examples generate as well")]
 mod gpt;

@@ -63,27 +63,28 @@ fn four_ranks_save_and_any_number_resumes() {
     }
 }
 
-/// The run goes on as if it had not been interrupted.
+/// The run goes on as if it had not been interrupted, also where gradients are rounded stochastically.
 #[test]
 fn a_resumed_run_repeats_every_loss() {
-    let dir = tempfile::tempdir().unwrap();
-    let name = Some("delayed");
-    let losses = |from: usize, mut training: Sharded| -> (Vec<f32>, State) {
-        let losses = (from..from + 3).map(|step| training.step(step).unwrap());
-        (losses.collect(), training.state().unwrap())
-    };
-    save(dir.path(), 2, name, 3);
-    let expected = threads::run(2, |group| {
-        let mut training = Sharded::new(&group, recipe(name)).unwrap();
-        for step in 0..3 {
-            training.step(step).unwrap();
-        }
-        losses(3, training)
-    });
-    let got = threads::run(2, |group| {
-        losses(3, resumed(&group, dir.path(), name).unwrap())
-    });
-    assert!(got == expected);
+    for name in ["delayed", "hybrid"].map(Some) {
+        let dir = tempfile::tempdir().unwrap();
+        let losses = |from: usize, mut training: Sharded| -> (Vec<f32>, State) {
+            let losses = (from..from + 3).map(|step| training.step(step).unwrap());
+            (losses.collect(), training.state().unwrap())
+        };
+        save(dir.path(), 2, name, 3);
+        let expected = threads::run(2, |group| {
+            let mut training = Sharded::new(&group, recipe(name)).unwrap();
+            for step in 0..3 {
+                training.step(step).unwrap();
+            }
+            losses(3, training)
+        });
+        let got = threads::run(2, |group| {
+            losses(3, resumed(&group, dir.path(), name).unwrap())
+        });
+        assert!(got == expected, "{name:?}");
+    }
 }
 
 /// A gathered file is an ordinary training checkpoint.

@@ -189,6 +189,9 @@ fn checkpoints_of_the_other_kind_are_refused_by_name() -> anyhow::Result<()> {
     let errors = [
         checkpoint::save_training(&plain, &gpt, &plain_vars, &adam, &meta).unwrap_err(),
         checkpoint::resume_training(&plain, &gpt, &plain_vars, &mut adam, None).unwrap_err(),
+        checkpoint::save_fp8_state(&plain, &gpt).unwrap_err(),
+        checkpoint::load_fp8_state(&plain, &gpt).unwrap_err(),
+        fp8::nn::fold_batch_norms(&gpt, &[("embed", "norm")]).unwrap_err(),
     ];
     for error in errors {
         assert!(

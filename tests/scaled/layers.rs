@@ -119,6 +119,26 @@ fn layers_without_a_scaled_form_are_not_built_on_scaled_parameters() -> anyhow::
     let vb = vars.var_builder();
     let error = nn::lstm(4, 4, Default::default(), vb.pp("lstm")).unwrap_err();
     assert!(error.to_string().contains("`lstm`"), "{error}");
+    let error = nn::gru(4, 4, Default::default(), vb.pp("gru")).unwrap_err();
+    assert!(error.to_string().contains("`gru`"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn interleaved_rotary_embeddings_have_no_rule_for_scales() -> anyhow::Result<()> {
+    let half = Tensor::ones((3, 2), DType::F16, &Device::Cpu)?;
+    let x = as_scaled(&Tensor::ones((1, 1, 3, 4), DType::F16, &Device::Cpu)?, None)?;
+    let error = x.rope_i(&half, &half).unwrap_err();
+    let Error::Scaled(inner) = &error else {
+        panic!("{error}");
+    };
+    assert!(
+        matches!(
+            **inner,
+            fp8::fp8_scaled::Error::NoScaleRule { op: "rope_i" }
+        ),
+        "{error}"
+    );
     Ok(())
 }
 

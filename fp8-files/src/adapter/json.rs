@@ -26,6 +26,52 @@ const OFF: &[&str] = &[
     "arrow_config",
 ];
 
+/// Entries that [`parse`] reads.
+const READ: &[&str] = &[
+    "peft_type",
+    "bias",
+    "init_lora_weights",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "exclude_modules",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layers_pattern",
+    "base_model_name_or_path",
+    "task_type",
+    "modules_to_save",
+];
+
+/// Entries about how an adapter was made, or that others above have to turn on.
+const WITHOUT_EFFECT: &[&str] = &[
+    "auto_mapping",
+    "inference_mode",
+    "revision",
+    "peft_version",
+    "megatron_core",
+    "qalora_group_size",
+    "ensure_weight_tying",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "runtime_config",
+];
+
+/// Whether a value turns its entry off.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
+
 /// Reads the configuration in the file at `path`.
 pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
     let value: Value = serde_json::from_str(text)
@@ -37,14 +83,15 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
     }
     for key in OFF {
         let entry = root.get(key);
-        let off = match entry.value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(items) => items.is_empty(),
-            Value::Object(entries) => entries.is_empty(),
-            _ => false,
-        };
-        if !off {
+        if !is_off(entry.value) {
             return Err(entry.unsupported("null or false"));
+        }
+    }
+    let known = |name: &str| READ.contains(&name) || WITHOUT_EFFECT.contains(&name);
+    for (name, entry) in root.entries()? {
+        if !known(name) && !is_off(entry.value) {
+            let expected = "null or no such entry: it may change what the adapter computes, in a way that is not known here";
+            return Err(entry.unsupported(expected));
         }
     }
     let bias = root.get("bias");

@@ -17,8 +17,8 @@ use std::path::PathBuf;
 /// A model whose weights are those of `base` plus the updates of an adapter: [`dequantize`](super::dequantize) writes it in high
 /// precision, [`quantize`](super::quantize) in FP8.
 ///
-/// A weight is base + factor B A, computed in f32 and rounded once. Updates are read together with their layer, so only one layer at a
-/// time is in memory. FP8 weights of the base are dequantized.
+/// A weight is base + factor B A, computed in f32 and rounded once. Updates are read together with their layer, so only the layers that
+/// are being written are in memory. FP8 weights of the base are dequantized.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

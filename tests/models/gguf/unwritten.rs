@@ -55,6 +55,24 @@ fn what_llama_cpp_cannot_compute_is_refused() -> Outcome {
 }
 
 #[test]
+fn a_mixture_that_does_not_normalize_its_weights_is_refused() -> Outcome {
+    let (mut config, mut tensors) = model("qwen3_moe")?;
+    tensors.remove("ids");
+    config["norm_topk_prob"] = json!(false);
+    let dir = tempfile::tempdir()?;
+    write_model(dir.path(), &config, &tensors)?;
+    fs::write(dir.path().join("tokenizer.json"), tokenizer().to_string())?;
+    let error = write(dir.path(), &GgufOptions::new(GgufType::F16)).expect_err("refused");
+    assert!(
+        error
+            .to_string()
+            .contains("norm_topk_prob is false, expected true"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
 fn a_file_appears_whole_or_not_at_all() -> Outcome {
     let (config, mut tensors) = model("qwen3")?;
     tensors.remove("ids");

@@ -178,10 +178,14 @@ fn short(arrows: Vec<Arrow>) -> Vec<Arrow> {
     short.collect()
 }
 
-/// All `.rs` files in a folder and the folders in it.
+/// All `.rs` files in a folder and the folders in it, without those of a build and hidden ones.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        if name == b"target" || name.starts_with(b".") {
+            continue;
+        }
         if path.is_dir() {
             sources(&path, found)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -196,6 +200,59 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
 fn every_source_file_is_read() -> Result<(), String> {
     let read = READ.as_ref()?;
     assert!(read.missing.is_empty(), "{:?}", read.missing);
+    Ok(())
+}
+
+/// Where libraries and programs may have unsafe code.
+const UNSAFE: &[&str] = &[
+    "fp8-candle/src/base",
+    "fp8-candle/src/device",
+    "fp8-core/src/kernels",
+    "fp8-ranks/src/failure.rs",
+    "fp8-ranks/src/mpi",
+    "fp8-ranks/src/nccl",
+    "src/memory.rs",
+];
+
+#[test]
+fn unsafe_code_is_where_it_may_be() -> Result<(), String> {
+    // Split, so that these lines are none of what they look for.
+    let begins = ["{", "fn ", "impl ", "extern "].map(|next| format!("unsafe{}{next}", " "));
+    let (root, mut found) = (workspace(), String::new());
+    for (_, file) in CRATES {
+        let mut all = vec![];
+        let folder = root.join(file).parent().expect("a folder").to_path_buf();
+        sources(&folder, &mut all).map_err(|error| error.to_string())?;
+        for file in all {
+            let short = file.strip_prefix(&root).unwrap_or(&file);
+            let text = std::fs::read_to_string(&file).map_err(|error| error.to_string())?;
+            let code = |line: &&str| !line.trim_start().starts_with("//");
+            let has = |line: &str| begins.iter().any(|begin| line.contains(begin));
+            if !UNSAFE.iter().any(|place| short.starts_with(place))
+                && text.lines().filter(code).any(has)
+            {
+                found += &format!("  {}\n", short.display());
+            }
+        }
+    }
+    assert!(found.is_empty(), "unsafe code elsewhere:\n{found}");
+    Ok(())
+}
+
+/// A longer file has more than one concern.
+#[test]
+fn no_file_has_more_than_400_lines() -> std::io::Result<()> {
+    let mut all = vec![];
+    sources(&workspace(), &mut all)?;
+    assert!(all.len() > 500, "only {} files were found", all.len());
+    let mut found = String::new();
+    for file in all {
+        let lines = std::fs::read_to_string(&file)?.lines().count();
+        if lines > 400 {
+            found += &format!("  {} has {lines} lines\n", file.display());
+        }
+    }
+    assert!(found.is_empty(), "too long:\n{found}");
     Ok(())
 }
 

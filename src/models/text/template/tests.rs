@@ -103,6 +103,12 @@ fn bounded_templates_render_as_unbounded_ones() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+#[test]
+fn a_source_has_at_most_128_kb() {
+    assert!(rendered(&"x".repeat(128 << 10)).is_ok());
+    refused(&"x".repeat((128 << 10) + 1));
+}
+
 /// Each of these took more than a minute, all memory, or all of the stack.
 #[test]
 fn endless_templates_are_errors() {
