@@ -55,7 +55,11 @@ fn answer(stream: TcpStream, files: &[(String, Vec<u8>)], sent: &AtomicU64) -> O
             let line = line.to_ascii_lowercase();
             if let Some(text) = line.strip_prefix("range: bytes=") {
                 let (begin, end) = text.split_once('-')?;
-                range = Some((begin.parse::<usize>().ok()?, end.parse::<usize>().ok()?));
+                let end = match end {
+                    "" => usize::MAX,
+                    end => end.parse::<usize>().ok()?.checked_add(1)?,
+                };
+                range = Some((begin.parse::<usize>().ok()?, end));
             }
         }
         let path = request.split(' ').nth(1)?;
@@ -84,7 +88,7 @@ fn answer(stream: TcpStream, files: &[(String, Vec<u8>)], sent: &AtomicU64) -> O
         let headers = "X-Repo-Commit: abc\r\nETag: \"etag\"\r\n";
         let part = match range {
             Some((begin, end)) => {
-                let part = body.get(begin..(end + 1).min(length))?;
+                let part = body.get(begin..end.min(length))?;
                 let last = begin + part.len().max(1) - 1;
                 write!(
                     writer,
