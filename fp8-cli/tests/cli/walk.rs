@@ -296,7 +296,7 @@ fn a_stopped_run_says_so_at_once_and_does_not_succeed() {
 fn a_second_request_ends_a_run_within_a_step_and_saves_nothing() {
     let dir = folder();
     // Steps that last much longer than two signals.
-    let mut child = endless(&dir, 4000);
+    let mut child = endless(&dir, 500);
     wait_for_a_step(&dir, &mut child);
     send("-TERM", &child);
     let errors = BufReader::new(child.stderr.take().unwrap()).lines();
