@@ -26,8 +26,8 @@ pub struct TrainerConfig {
     pub optimizer: AdamWConfig,
     /// The recipe of linear layers; None for high precision.
     pub recipe: Option<Recipe>,
-    /// The last step under the recipe; later ones, and validations after them, compute in high precision, as what a run writes will be used.
-    /// None, the default, for all steps under the recipe.
+    /// The last step under the recipe. Later steps and validations compute in high precision, as the written model will. None, the
+    /// default, for all steps under the recipe.
     pub last_recipe_step: Option<u64>,
     /// Which layers follow it, and other recipes for some of them; only with a recipe. None, the default, takes all.
     pub prepare: Option<PrepareOptions>,

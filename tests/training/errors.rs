@@ -101,14 +101,26 @@ fn a_checkpoint_of_other_settings_is_refused() -> Outcome {
 }
 
 #[test]
-fn measurements_need_casts() -> Outcome {
+fn measurements_and_a_last_step_need_a_recipe_and_a_number() -> Outcome {
     let dir = folder();
-    for (recipe, every, expected) in [
-        ("f32", 1, "stats_every is 1, expected None without a recipe"),
-        ("delayed", 0, "stats_every is 0, expected at least 1"),
+    let every = |recipe, steps| settings(recipe, 1).with_stats_every(Some(steps));
+    let last = |recipe, step| settings(recipe, 1).with_last_recipe_step(Some(step));
+    for (config, expected) in [
+        (
+            every("f32", 1),
+            "stats_every is 1, expected None without a recipe",
+        ),
+        (every("delayed", 0), "stats_every is 0, expected at least 1"),
+        (
+            last("f32", 2),
+            "last_recipe_step is 2, expected None without a recipe",
+        ),
+        (
+            last("delayed", 0),
+            "last_recipe_step is 0, expected at least 1",
+        ),
     ] {
         let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;
-        let config = settings(recipe, 1).with_stats_every(Some(every));
         let trainer = Trainer::new("run", base.model, base.vars, objective(dir.path()), config);
         assert_eq!(trainer.expect_err("refused").to_string(), expected);
     }

@@ -1,9 +1,8 @@
 //! Steps after the last one under the recipe.
 
 use crate::support::*;
-use candle_core::{DType, Device};
 use fp8::checkpoint::quantized_tensors;
-use fp8::training::{Learner, TrainableModel, Trainer};
+use fp8::training::Learner;
 
 /// Two steps under the recipe, then two without.
 fn config() -> fp8::training::TrainerConfig {
@@ -49,24 +48,5 @@ fn a_resumed_run_repeats_them() -> Outcome {
         error.contains("last_recipe_step is 2 in the run to resume, null here"),
         "{error}"
     );
-    Ok(())
-}
-
-#[test]
-fn a_last_step_needs_a_recipe_and_a_number() -> Outcome {
-    let dir = folder();
-    for (recipe, step, expected) in [
-        (
-            "f32",
-            2,
-            "last_recipe_step is 2, expected None without a recipe",
-        ),
-        ("delayed", 0, "last_recipe_step is 0, expected at least 1"),
-    ] {
-        let base = TrainableModel::open(dir.path(), DType::F32, &Device::Cpu)?;
-        let config = settings(recipe, 1).with_last_recipe_step(Some(step));
-        let trainer = Trainer::new("run", base.model, base.vars, objective(dir.path()), config);
-        assert_eq!(trainer.expect_err("refused").to_string(), expected);
-    }
     Ok(())
 }

@@ -63,7 +63,7 @@ pub struct Settings {
     /// Another recipe, or f32, for the layers whose path matches: PATTERN=RECIPE
     #[arg(long, value_name = "PATTERN=RECIPE", conflicts_with = "lora")]
     pub layer: Vec<String>,
-    /// The last steps, which compute without the recipe: what is written suits high precision better then
+    /// Compute the last N steps without the recipe, so that the written model suits high precision better
     #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = steps, allow_negative_numbers = true)]
     pub finish: Option<u64>,
     /// What the operands of products that no recipe casts, those of attention and of a language model's head among them, are rounded to in

@@ -46,7 +46,7 @@ const READ: &[&str] = &[
     "modules_to_save",
 ];
 
-/// Entries about how an adapter was made, or that others above have to turn on.
+/// Entries that say how an adapter was made, and settings of kinds that [`OFF`] refuses.
 const WITHOUT_EFFECT: &[&str] = &[
     "auto_mapping",
     "inference_mode",
