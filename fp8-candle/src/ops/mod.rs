@@ -27,6 +27,7 @@ mod linear_cross_entropy;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+mod split;
 mod wide;
 
 pub use crate::base::activation::{Activation, UnknownActivation};
@@ -42,6 +43,7 @@ pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};
+pub use split::split;
 
 use crate::base::error::Result;
 use candle_core::{Tensor, Var};

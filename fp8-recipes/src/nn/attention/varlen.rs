@@ -2,6 +2,7 @@
 
 use super::scores::{Scores, bias};
 use candle_core::{Result, Tensor};
+use fp8_candle::ops;
 
 /// The options of attention over packed sequences.
 pub(super) struct Packed<'a> {
@@ -18,11 +19,13 @@ impl Packed<'_> {
     pub(super) fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let heads = q.dim(1)?;
         let [q_lengths, k_lengths] = self.lengths;
-        let (q_lengths, k_lengths) = (q_lengths.to_vec1::<u32>()?, k_lengths.to_vec1::<u32>()?);
-        let total = |lengths: &[u32]| lengths.iter().map(|&len| len as usize).sum::<usize>();
-        if (total(&q_lengths), total(&k_lengths)) != (q.dim(0)?, k.dim(0)?)
-            || q_lengths.len() != k_lengths.len()
-        {
+        let read = |lengths: &Tensor| -> Result<Vec<usize>> {
+            let lengths = lengths.to_vec1::<u32>()?;
+            Ok(lengths.into_iter().map(|len| len as usize).collect())
+        };
+        let (q_lengths, k_lengths) = (read(q_lengths)?, read(k_lengths)?);
+        let totals = (q_lengths.iter().sum(), k_lengths.iter().sum());
+        if totals != (q.dim(0)?, k.dim(0)?) || q_lengths.len() != k_lengths.len() {
             candle_core::bail!(
                 "sequences of {q_lengths:?} queries and {k_lengths:?} keys do not fit {:?} and {:?}",
                 q.dims(),
@@ -35,16 +38,16 @@ impl Packed<'_> {
         {
             candle_core::bail!("{} ALiBi slopes for {heads} heads", slopes.len());
         }
-        let (mut at_q, mut at_k) = (0, 0);
+        let split = |x: &Tensor, lengths| ops::split(x, 0, lengths);
+        let (qs, ks) = (split(q, &q_lengths)?, split(k, &k_lengths)?);
         let mut outputs = vec![];
-        for (tq, tk) in q_lengths.into_iter().zip(k_lengths) {
-            let (tq, tk) = (tq as usize, tk as usize);
+        for ((q, k), v) in qs.iter().zip(&ks).zip(&split(v, &k_lengths)?) {
+            let (tq, tk) = (q.dim(0)?, k.dim(0)?);
             if self.causal && tk < tq {
                 candle_core::bail!("causal attention of {tq} queries over {tk} keys");
             }
-            let part = |x: &Tensor, at, len| x.narrow(0, at, len)?.transpose(0, 1)?.unsqueeze(0);
-            let (q, k, v) = (part(q, at_q, tq)?, part(k, at_k, tk)?, part(v, at_k, tk)?);
-            (at_q, at_k) = (at_q + tq, at_k + tk);
+            let by_head = |x: &Tensor| x.transpose(0, 1)?.unsqueeze(0);
+            let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
             if tq == 0 {
                 continue;
             }

@@ -69,7 +69,8 @@ pub(super) struct Together {
     pub(super) k: (Tensor, Tensor),
 }
 
-/// The results of `attend` for the part of each call, in one batch. `inputs` are `[batch, tokens, ..]`; packed tokens have no cache.
+/// The results of `attend` for the part of each call, in one batch. `inputs` are `[batch, tokens, ..]`, and the parts fill them; packed
+/// tokens have no cache.
 pub(super) fn per_call<const N: usize>(
     inputs: &[Tensor; N],
     calls: &[Call],
@@ -85,12 +86,14 @@ pub(super) fn per_call<const N: usize>(
         return attend(inputs, call, cache);
     }
     let dim = calls.first().map_or(0, |call| call.part.dim());
+    let lengths: Vec<usize> = calls.iter().map(|call| call.part.span().1).collect();
+    let split = inputs
+        .iter()
+        .map(|x| Ok(ops::split(x, dim, &lengths)?))
+        .collect::<Result<Vec<_>>>()?;
     let parts = calls.iter().enumerate().map(|(index, call)| {
         let (start, count) = call.part.span();
-        let mut part = inputs.clone();
-        for x in &mut part {
-            *x = x.narrow(dim, start, count)?;
-        }
+        let part = std::array::from_fn(|i| split[i][index].clone());
         match caches {
             Caches::None => attend(&part, call, None),
             Caches::Shared(cache) => attend(&part, call, Some(&cache.part(start, count)?)),

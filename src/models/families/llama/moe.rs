@@ -7,6 +7,7 @@ use crate::models::error::Result;
 use crate::models::layers::Projection;
 use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, Tensor};
+use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
 /// Experts, and a router that chooses a few of them for each token. The router stays in high precision.
@@ -69,25 +70,34 @@ impl Moe {
         let x = x.reshape(((), x.dim(D::Minus1)?))?;
         let Chosen { experts, weights } = self.router.choose(&x)?;
         let weights = weights.to_dtype(x.dtype())?.flatten_all()?;
-        let mut y = match &self.shared {
+        let y = match &self.shared {
             Some(shared) => shared.forward(&x)?,
             None => x.zeros_like()?,
         };
-        for (e, expert) in self.experts.iter().enumerate() {
-            let places = experts.iter().enumerate().flat_map(|(row, chosen)| {
-                let hits = chosen.iter().enumerate().filter(|(_, i)| **i as usize == e);
-                hits.map(move |(slot, _)| (row as u32, (row * chosen.len() + slot) as u32))
-            });
-            let (rows, slots): (Vec<u32>, Vec<u32>) = places.unzip();
-            if rows.is_empty() {
-                continue;
+        // For each expert: its rows, and their places among the weights.
+        let mut places = vec![vec![]; self.experts.len()];
+        for (row, chosen) in experts.iter().enumerate() {
+            for (slot, &expert) in chosen.iter().enumerate() {
+                places[expert as usize].push((row as u32, (row * chosen.len() + slot) as u32));
             }
-            let rows = Tensor::new(rows, x.device())?;
-            let slots = Tensor::new(slots, x.device())?;
-            let out = expert.forward(&x.index_select(&rows, 0)?)?;
-            let weight = weights.index_select(&slots, 0)?.unsqueeze(1)?;
-            y = y.index_add(&rows, &out.broadcast_mul(&weight)?, 0)?;
         }
+        let lengths: Vec<usize> = places.iter().map(Vec::len).collect();
+        let (rows, slots): (Vec<u32>, Vec<u32>) = places.into_iter().flatten().unzip();
+        if rows.is_empty() {
+            return Ok(y.reshape(dims)?);
+        }
+        let (rows, slots) = (
+            Tensor::new(rows, x.device())?,
+            Tensor::new(slots, x.device())?,
+        );
+        // All rows are gathered and added at once: doing it for each expert would copy the whole batch each time, in both passes.
+        let parts = ops::split(&x.index_select(&rows, 0)?, 0, &lengths)?;
+        let outputs = self.experts.iter().zip(&parts).zip(lengths);
+        let outputs = outputs.filter(|&(_, length)| length > 0);
+        let outputs = outputs.map(|((expert, part), _)| expert.forward(part));
+        let output = Tensor::cat(&outputs.collect::<Result<Vec<_>>>()?, 0)?;
+        let weights = weights.index_select(&slots, 0)?.unsqueeze(1)?;
+        let y = y.index_add(&rows, &output.broadcast_mul(&weights)?, 0)?;
         Ok(y.reshape(dims)?)
     }
 }
