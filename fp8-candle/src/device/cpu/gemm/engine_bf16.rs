@@ -3,9 +3,10 @@
 use super::decoder::Decoder;
 use super::exponents::Exponents;
 use super::few_amx;
-use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, prefetch_part, prefetch_rows};
+use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, part, tile_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Source};
+use super::prefetch::{self, Ahead};
 use super::results::Block;
 use super::source_bf16::Bits;
 use super::tile_amx::Tiles;
@@ -218,10 +219,13 @@ impl Engine for Bf16Engine {
             let (mut row, mut step, mut together) = (0, 0, 1);
             while row < rows {
                 let height = height(row);
-                prefetch_part(next, step, steps);
-                if index == 0 {
-                    prefetch_rows(a, row + height..row + 2 * height, SLICE);
-                }
+                let ahead = [
+                    part(next, step, steps),
+                    match index {
+                        0 => tile_rows(a, row + height, height),
+                        _ => &[],
+                    },
+                ];
                 let a = &a[row * SLICE_STRIDE..];
                 let at = row * stride + index * PANEL;
                 let mut sums = Sums {
@@ -232,6 +236,7 @@ impl Engine for Bf16Engine {
                 let accumulate = mode.accumulate;
                 match (tiles, b) {
                     (Some(tiles), Panel::Values(b)) => {
+                        ahead.into_iter().for_each(prefetch::far);
                         let a = &a[mode.skip..];
                         tiles.multiply(rows - row <= ROWS, a, b, &mut sums, accumulate);
                     }
@@ -246,6 +251,7 @@ impl Engine for Bf16Engine {
                         }
                     }
                     (Some(tiles), Panel::Packed(packed)) => {
+                        ahead.into_iter().for_each(prefetch::far);
                         let a = &a[mode.skip..];
                         let (pieces, _) = packed.codes.as_chunks::<{ PANEL * DEPTH }>();
                         let piece = |step: usize, values: &mut [u16]| {
@@ -277,6 +283,7 @@ impl Engine for Bf16Engine {
                             sums,
                             accumulate,
                             results: results.map(|results| results.at(row, index * PANEL)),
+                            ahead: Ahead::new(ahead, SLICE / 2, a.values),
                         };
                         // SAFETY: a session exists only where these instructions do.
                         unsafe {

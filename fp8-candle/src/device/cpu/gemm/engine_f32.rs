@@ -2,15 +2,26 @@
 //!
 //! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
-use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part};
+use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, tile_rows};
 use super::layout::{Order, PANEL, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
 use super::packed_f32::{CHECKED_ROWS, panels_at_once};
+use super::prefetch::Ahead;
 use super::results::Block;
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
 use std::marker::PhantomData;
 use std::ops::Range;
+
+/// What a tile does with its sums.
+pub(super) struct To<'a> {
+    /// Where they are.
+    pub(super) sums: Sums<'a>,
+    /// Add to the existing values instead of starting with zero.
+    pub(super) accumulate: bool,
+    /// What is fetched beside.
+    pub(super) ahead: Ahead,
+}
 
 /// How the vectors of one instruction set multiply.
 ///
@@ -36,7 +47,7 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     /// The processor must have this level.
-    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool);
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>);
 
     /// Whether [`Tiles::multiply_packed`] can decode these codes of a panel. It cannot decode every format, nor all codes
     /// that are NaN or infinite.
@@ -198,15 +209,26 @@ impl<T: Tiles> Engine for F32Engine<T> {
             };
             let (mut row, mut tile) = (0, 0);
             while row < rows {
-                prefetch_part(next, tile, tiles);
                 let height = height::<T>(row, rows);
+                let ahead = [
+                    part(next, tile, tiles),
+                    match index {
+                        0 => tile_rows(a, row + height, height),
+                        _ => &[],
+                    },
+                ];
                 let sums = Sums {
                     values: &mut values[row * stride + index * T::ORDER.panel()..],
                     stride,
                 };
                 let a = &a[row * SLICE_STRIDE + skip * height..];
+                let to = To {
+                    sums,
+                    accumulate,
+                    ahead: Ahead::new(ahead, SLICE, a),
+                };
                 // SAFETY: an engine exists only where its instructions do.
-                unsafe { T::multiply(height, a, b, sums, accumulate) };
+                unsafe { T::multiply(height, a, b, to) };
                 row += height;
                 tile += 1;
             }
@@ -268,10 +290,15 @@ fn multiply_packed<'b, T: Tiles>(
                     values: &mut sums.values[index * width..],
                     stride,
                 };
+                let to = To {
+                    sums,
+                    accumulate,
+                    ahead: Ahead::new([&[]; 2], SLICE, a),
+                };
                 // SAFETY: an engine exists only where its instructions do.
                 unsafe {
                     pack_f32::decode_panel(format, codes, width, decoded);
-                    T::multiply(height, a, decoded, sums, accumulate);
+                    T::multiply(height, a, decoded, to);
                 }
             }
         }

@@ -2,10 +2,10 @@
 
 use super::super::scratch::Plain;
 use super::exponents::Exponents;
-use super::layout::Order;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
-use super::prefetch;
+use super::layout::{Order, SLICE_STRIDE};
+use super::prefetch::LINE;
 use super::results::Block;
 use super::side::Side;
 use crate::base::parallel::shared::Shared;
@@ -225,26 +225,20 @@ pub(super) trait Engine: Copy + Send + Sync {
     );
 }
 
-/// Prefetches part `part` of `parts` of `values` into the second-level cache.
-#[inline(always)]
-pub(super) fn prefetch_part<V>(values: &[V], part: usize, parts: usize) {
-    let step = 64 / size_of::<V>();
-    let per_part = values.len().div_ceil(parts).next_multiple_of(step);
-    let end = values.len().min((part + 1) * per_part);
-    for at in (part * per_part..end).step_by(step) {
-        prefetch::far(values.as_ptr().wrapping_add(at));
-    }
+/// Part `index` of `parts` of `values`, in whole cache lines.
+#[inline]
+pub(super) fn part<V>(values: &[V], index: usize, parts: usize) -> &[V] {
+    let per_part = values
+        .len()
+        .div_ceil(parts)
+        .next_multiple_of(LINE / size_of::<V>());
+    let end = values.len().min((index + 1) * per_part);
+    &values[end.min(index * per_part)..end]
 }
 
-/// Prefetches the rows of A after a tile into the second-level cache.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(super) fn prefetch_rows<V>(a: &[V], rows: Range<usize>, len: usize) {
-    use super::layout::SLICE_STRIDE;
-    for row in rows {
-        let start = row * SLICE_STRIDE;
-        if let Some(values) = a.get(start..start + len) {
-            prefetch_part(values, 0, 1);
-        }
-    }
+/// As many rows of A as a tile of `height` rows has, from row `row` on; fewer at the end.
+#[inline]
+pub(super) fn tile_rows<V>(a: &[V], row: usize, height: usize) -> &[V] {
+    let end = a.len().min((row + height) * SLICE_STRIDE);
+    &a[end.min(row * SLICE_STRIDE)..end]
 }

@@ -1,5 +1,8 @@
 //! Prefetches of addresses that need not be valid: they read nothing and cannot fail.
 
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
 /// Into the first-level cache.
 #[inline(always)]
 pub(super) fn near<T>(address: *const T) {
@@ -16,18 +19,43 @@ pub(super) fn near<T>(address: *const T) {
     }
 }
 
-/// Into the second-level cache.
+/// All of these values, into the second-level cache.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn far<T>(address: *const T) {
-    // SAFETY: every x86-64 processor has the instruction, which cannot fail.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+pub(super) fn far<V>(values: &[V]) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    for line in values.chunks(LINE / size_of::<V>()) {
+        // SAFETY: every x86-64 processor has the instruction, which cannot fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+}
+
+/// Values that later tiles read. A tile fetches a part of them with each step of its sum: many prefetches in a row would wait for
+/// each other, and the tile for them.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    start: [*const u8; 2],
+    bytes_per_step: [usize; 2],
+}
+
+impl Ahead {
+    /// Fetches both in `steps` steps. Where there is nothing to fetch it repeats an address of `near`, which are in the cache.
+    pub(super) fn new<V>(values: [&[V]; 2], steps: usize, near: &[V]) -> Self {
+        let start = |values: &[V]| match values {
+            [] => near.as_ptr().cast(),
+            values => values.as_ptr().cast(),
+        };
+        Self {
+            start: values.map(start),
+            bytes_per_step: values.map(|values| size_of_val(values).div_ceil(steps)),
+        }
+    }
+
+    /// Fetches the part of step `step`.
+    #[inline(always)]
+    pub(super) fn fetch(self, step: usize) {
+        for (start, bytes) in self.start.into_iter().zip(self.bytes_per_step) {
+            near(start.wrapping_add(step * bytes));
+        }
     }
 }

@@ -4,6 +4,7 @@
 use super::decoder::{Decoder, prefetch};
 use super::kernel::{PackedPanel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS_STEP, SLICE_STRIDE};
+use super::prefetch::Ahead;
 use super::results::Block;
 use std::arch::x86_64::*;
 
@@ -42,6 +43,8 @@ pub(super) struct To<'a, 'b> {
     pub(super) accumulate: bool,
     /// After the last slice: where the results go, instead of the sums.
     pub(super) results: Option<Block<'b>>,
+    /// What is fetched beside, unless the columns are packed codes.
+    pub(super) ahead: Ahead,
 }
 
 /// The columns of a tile.
@@ -184,6 +187,9 @@ fn tile<
                 let (segments, _) = panel.added.as_chunks();
                 *added = added_to_pairs(&segments[pair / (DEPTH / 2)]);
             }
+        }
+        if !PACKED {
+            to.ahead.fetch(pair);
         }
         for (panel, tile) in tiles.iter_mut().enumerate() {
             // SAFETY: `pair` is below the number of pairs that each panel holds, each of one vector if packed, otherwise of two.

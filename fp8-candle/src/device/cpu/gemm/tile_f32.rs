@@ -1,6 +1,6 @@
 //! Tiles of sums with f32 multiply-adds: twelve rows by one panel of 32 columns with AVX-512, six by 16 with AVX2.
 
-use super::engine_f32::{Tiles, tiles};
+use super::engine_f32::{Tiles, To, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order, PANEL};
 use super::{packed_avx2, packed_avx512};
@@ -22,9 +22,9 @@ unsafe impl Tiles for Avx512 {
     const ROWS: usize = packed_avx512::ROWS;
     const TASK_SIZE: (usize, usize) = (192, 8);
 
-    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
         // SAFETY: the caller guarantees this level.
-        unsafe { multiply_avx512(rows, a, b, sums, accumulate) }
+        unsafe { multiply_avx512(rows, a, b, to) }
     }
 
     unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
@@ -52,9 +52,9 @@ unsafe impl Tiles for Avx2 {
     const ROWS: usize = packed_avx2::ROWS;
     const TASK_SIZE: (usize, usize) = (192, 16);
 
-    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
         // SAFETY: the caller guarantees this level.
-        unsafe { multiply_avx2(rows, a, b, sums, accumulate) }
+        unsafe { multiply_avx2(rows, a, b, to) }
     }
 
     unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
@@ -77,13 +77,13 @@ unsafe impl Tiles for Avx2 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn multiply_avx512(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
-    tiles!(rows, tile_avx512, (a, b, sums, accumulate), 1 2 3 4 5 6 7 8 9 10 11 12)
+fn multiply_avx512(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
+    tiles!(rows, tile_avx512, (a, b, to), 1 2 3 4 5 6 7 8 9 10 11 12)
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn multiply_avx2(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
-    tiles!(rows, tile_avx2, (a, b, sums, accumulate), 1 2 3 4 5 6)
+fn multiply_avx2(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
+    tiles!(rows, tile_avx2, (a, b, to), 1 2 3 4 5 6)
 }
 
 /// A tile of `R` rows by a panel of two vectors.
@@ -93,10 +93,15 @@ macro_rules! tile {
         $zero:ident, $load:ident, $store:ident, $multiply_add:ident, |$a:ident| $splat:expr
     ) => {
         #[target_feature(enable = $features)]
-        fn $name<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+        fn $name<const R: usize>(a: &[f32], b: &[f32], to: To<'_>) {
             const LANES: usize = $panel / 2;
             let (b, _) = b.as_chunks::<{ $panel }>();
             let (a, _) = a.as_chunks::<R>();
+            let To {
+                sums,
+                accumulate,
+                ahead,
+            } = to;
             assert!(sums.values.len() >= (R - 1) * sums.stride + $panel);
             assert!(a.len() >= b.len());
             let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
@@ -109,7 +114,8 @@ macro_rules! tile {
                         tile[1] = $load(sums.add(row * stride + LANES));
                     }
                 }
-                for (a, b) in a.iter().zip(b) {
+                for (step, (a, b)) in a.iter().zip(b).enumerate() {
+                    ahead.fetch(step);
                     let b = [$load(b.as_ptr()), $load(b.as_ptr().add(LANES))];
                     for ($a, tile) in a.iter().zip(&mut tile) {
                         let a = $splat;

@@ -2,7 +2,7 @@
 //!
 //! They have been run under an emulator only, and their speed is unmeasured.
 
-use super::engine_f32::{Tiles, tiles};
+use super::engine_f32::{Tiles, To, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order};
 use super::packed_neon;
@@ -20,9 +20,9 @@ unsafe impl Tiles for Neon {
     const ROWS: usize = packed_neon::ROWS;
     const TASK_SIZE: (usize, usize) = (192, 16);
 
-    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
         // SAFETY: the caller guarantees this level.
-        unsafe { multiply(rows, a, b, sums, accumulate) }
+        unsafe { multiply(rows, a, b, to) }
     }
 
     unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
@@ -44,15 +44,20 @@ unsafe impl Tiles for Neon {
 }
 
 #[target_feature(enable = "neon")]
-fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
-    tiles!(rows, tile, (a, b, sums, accumulate), 1 2 3 4 5 6)
+fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
+    tiles!(rows, tile, (a, b, to), 1 2 3 4 5 6)
 }
 
 /// A tile of `R` rows.
 #[target_feature(enable = "neon")]
-fn tile<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+fn tile<const R: usize>(a: &[f32], b: &[f32], to: To<'_>) {
     let (b, _) = b.as_chunks::<NARROW_PANEL>();
     let (a, _) = a.as_chunks::<R>();
+    let To {
+        sums,
+        accumulate,
+        ahead,
+    } = to;
     assert!(sums.values.len() >= (R - 1) * sums.stride + NARROW_PANEL);
     assert!(a.len() >= b.len());
     let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
@@ -64,7 +69,8 @@ fn tile<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) 
                 *tile = row_neon::load(sums.add(row * stride));
             }
         }
-        for (a, b) in a.iter().zip(b) {
+        for (step, (a, b)) in a.iter().zip(b).enumerate() {
+            ahead.fetch(step);
             let values = row_neon::load(b.as_ptr());
             for (&a, tile) in a.iter().zip(&mut tile) {
                 *tile = row_neon::multiply_add(*tile, values, a);
