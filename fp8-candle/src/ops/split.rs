@@ -19,7 +19,7 @@ const OP: &str = "split";
 ///
 /// # Examples
 /// ```
-/// use candle_core::{Device, Tensor, Var};
+/// use candle_core::{Device, Var};
 /// let x = Var::new(&[1f32, 2., 3.], &Device::Cpu)?;
 /// let parts = fp8_candle::ops::split(&x, 0, &[2, 1])?;
 /// assert_eq!(parts[1].to_vec1::<f32>()?, [3.]);
