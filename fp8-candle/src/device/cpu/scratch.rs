@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard};
 #[repr(C, align(64))]
 struct Line([u8; LINE]);
 
-const LINE: usize = 64;
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
 
 /// All threads share buffers of at least this many bytes.
 const LARGE: usize = 2 << 20;

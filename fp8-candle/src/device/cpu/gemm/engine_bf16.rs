@@ -3,7 +3,7 @@
 use super::decoder::Decoder;
 use super::exponents::Exponents;
 use super::few_amx;
-use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, part, tile_rows};
+use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, part, rows_of_a};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Source};
 use super::prefetch::{self, Ahead};
@@ -222,7 +222,7 @@ impl Engine for Bf16Engine {
                 let ahead = [
                     part(next, step, steps),
                     match index {
-                        0 => tile_rows(a, row + height, height),
+                        0 => rows_of_a(a, row + height, height),
                         _ => &[],
                     },
                 ];

@@ -2,7 +2,7 @@
 //!
 //! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
-use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, tile_rows};
+use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, rows_of_a};
 use super::layout::{Order, PANEL, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
 use super::packed_f32::{CHECKED_ROWS, panels_at_once};
@@ -213,7 +213,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 let ahead = [
                     part(next, tile, tiles),
                     match index {
-                        0 => tile_rows(a, row + height, height),
+                        0 => rows_of_a(a, row + height, height),
                         _ => &[],
                     },
                 ];

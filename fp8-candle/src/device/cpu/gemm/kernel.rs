@@ -1,11 +1,10 @@
 //! What the blocked GEMM needs from the kernels of a processor.
 
-use super::super::scratch::Plain;
+use super::super::scratch::{LINE, Plain};
 use super::exponents::Exponents;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
 use super::layout::{Order, SLICE_STRIDE};
-use super::prefetch::LINE;
 use super::results::Block;
 use super::side::Side;
 use crate::base::parallel::shared::Shared;
@@ -238,7 +237,7 @@ pub(super) fn part<V>(values: &[V], index: usize, parts: usize) -> &[V] {
 
 /// As many rows of A as a tile of `height` rows has, from row `row` on; fewer at the end.
 #[inline]
-pub(super) fn tile_rows<V>(a: &[V], row: usize, height: usize) -> &[V] {
+pub(super) fn rows_of_a<V>(a: &[V], row: usize, height: usize) -> &[V] {
     let end = a.len().min((row + height) * SLICE_STRIDE);
     &a[end.min(row * SLICE_STRIDE)..end]
 }

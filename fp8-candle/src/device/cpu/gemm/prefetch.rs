@@ -1,8 +1,5 @@
 //! Prefetches of addresses that need not be valid: they read nothing and cannot fail.
 
-/// Bytes of a cache line.
-pub(super) const LINE: usize = 64;
-
 /// Into the first-level cache.
 #[inline(always)]
 pub(super) fn near<T>(address: *const T) {
@@ -23,6 +20,7 @@ pub(super) fn near<T>(address: *const T) {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn far<V>(values: &[V]) {
+    use super::super::scratch::LINE;
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
     for line in values.chunks(LINE / size_of::<V>()) {
         // SAFETY: every x86-64 processor has the instruction, which cannot fail.
