@@ -1,6 +1,7 @@
 //! CUDA benchmark against candle: `cargo bench --features cuda --bench cuda -- --help`.
 
 mod args;
+mod attention;
 mod casts;
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
@@ -42,6 +43,7 @@ fn main() -> Result<()> {
     gemm::run(&session)?;
     linear::run(&session)?;
     casts::run(&session)?;
+    attention::run(&session)?;
     encoder::run(&session)?;
     ops::run(&session)?;
     let rows = session.into_rows();

@@ -12,6 +12,8 @@ pub enum Metric {
     RatioCandle,
     /// Part of the bandwidth of a copy on the device.
     CopyShare,
+    /// Part of the chip's peak of dense bf16 products.
+    PeakShare,
     /// 10^9 bytes read and written per second.
     GbPerS,
     /// Milliseconds; the only metric where less is better.
@@ -24,6 +26,7 @@ impl Metric {
             Self::RatioBf16 => "ratio_bf16",
             Self::RatioCandle => "ratio_candle",
             Self::CopyShare => "copy_share",
+            Self::PeakShare => "peak_share",
             Self::GbPerS => "gb_per_s",
             Self::Ms => "ms",
         }
