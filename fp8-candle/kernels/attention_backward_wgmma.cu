@@ -269,12 +269,15 @@ __device__ __forceinline__ void sum_over_keys(const Layout<D, 0>& tiles, const I
   wgmma_done(dp);
   probabilities(0);
   round();
+  if (steps > 1) Turns<G::Tiles>::begin(group);
 #pragma unroll 1
   for (int place = 1; place < steps; place++) {
     G::Tiles::await(place, group);
+    Turns<G::Tiles>::await(group);
     wgmma_fence();
     start_products(place);
     start_sums(place - 1);
+    Turns<G::Tiles>::pass_on(group, place + 1 == steps);
     wgmma_wait<2>();
     wgmma_done(s);
     probabilities(place);

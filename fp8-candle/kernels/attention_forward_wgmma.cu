@@ -15,8 +15,8 @@ template <int D> struct ForwardGroups {
   static constexpr int THREADS = Tiles::THREADS;
   // Registers of a thread that copies, and of one with queries: together those of a multiprocessor.
   static constexpr int COPY_REGISTERS = D == 64 ? 32 : 24, QUERY_REGISTERS = D == 64 ? 160 : 240;
-  // Whether there are registers for the queries too.
-  static constexpr bool HELD = D == 128;
+  // Whether there are registers for the queries too, and barriers for turns.
+  static constexpr bool HELD = D == 128, IN_TURNS = D == 128;
 };
 
 #ifdef FP8_WGMMA
@@ -126,14 +126,19 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
   mask(0);
   softmax.update(s, softmax_scale_log2, factor);
   round_results(p, s);
+  if constexpr (Groups::IN_TURNS) {
+    if (steps > 1) Turns<Tiles>::begin(group);
+  }
 #pragma unroll 1
   for (int step = 1; step < steps; step++) {
     const int keys = place_of_keys(step), values = place_of_values(step - 1, steps);
     Tiles::await(keys, group);
+    if constexpr (Groups::IN_TURNS) Turns<Tiles>::await(group);
     wgmma_fence();
     start_logits(keys);
     Tiles::await(values, group);
     start_values(values);
+    if constexpr (Groups::IN_TURNS) Turns<Tiles>::pass_on(group, step + 1 == steps);
     wgmma_wait<1>();
     wgmma_done(s);
     Tiles::give_back(keys, 2 * steps);

@@ -18,7 +18,9 @@ template <int GROUPS, int SLOTS, int AHEAD> struct Ring {
   static constexpr int THREADS = WARPGROUP_THREADS * (GROUPS + 1);
   // Tiles on their way. Those before them are handed over when a slot is waited for, and are enough for a reader to give it back.
   static constexpr int UNDER_WAY = SLOTS - AHEAD;
-  static_assert(UNDER_WAY > 0 && SLOTS * (GROUPS + 1) <= 16, "a block has 16 barriers");
+  // Named barriers of the ring: those from here on are free.
+  static constexpr int BARRIERS = SLOTS * (GROUPS + 1);
+  static_assert(UNDER_WAY > 0 && BARRIERS <= 16, "a block has 16 barriers");
 
   static __device__ __forceinline__ int slot(int place) { return place % SLOTS; }
   // Named barriers: a tile is there, for each warpgroup that reads it; none reads it any more.
@@ -57,6 +59,22 @@ template <int GROUPS, int SLOTS, int AHEAD> struct Ring {
 };
 
 #ifdef FP8_WGMMA
+
+// Two warpgroups that start products in turns, so that those of one run beside the exponentials of the other. Left alone they fall into
+// step, and the tensor cores wait while both take exponentials. Both have the same number of turns, of which `last` is the last.
+template <class Tiles> struct Turns {
+  static_assert(Tiles::BARRIERS + 2 <= 16, "a block has 16 barriers");
+  static constexpr int THREADS = 2 * WARPGROUP_THREADS;
+
+  // Before the first turn, if there is one: the first warpgroup begins.
+  static __device__ __forceinline__ void begin(int group) {
+    if (group == 1) named_barrier_arrive(Tiles::BARRIERS, THREADS);
+  }
+  static __device__ __forceinline__ void await(int group) { named_barrier_wait(Tiles::BARRIERS + group, THREADS); }
+  static __device__ __forceinline__ void pass_on(int group, bool last) {
+    if (group == 0 || !last) named_barrier_arrive(Tiles::BARRIERS + 1 - group, THREADS);
+  }
+};
 
 // The number of the thread's warpgroup: the same in all lanes, which the compiler does not see in the number of a thread.
 __device__ __forceinline__ int warpgroup() { return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP_THREADS, 0); }

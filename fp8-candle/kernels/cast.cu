@@ -2,14 +2,18 @@
 #include "cast_tiles.cuh"
 #include "scales.cuh"
 
-template <bool IS_E5M2> __device__ __forceinline__ uint8_t encode1(float x, float quant_scale) {
-  const float scaled = __fmul_rn(x, quant_scale), values[4] = {x, 0, 0, 0};
-  return (uint8_t)with_nan_signs(encode2<IS_E5M2>(scaled, 0.0f), values);
+// What a cast is to do, in one argument.
+enum Target : uint32_t { TO_E5M2 = 1, OVERFLOWS = 2 };
+__device__ __forceinline__ bool saturates(uint32_t target) { return !(target & OVERFLOWS); }
+
+template <bool IS_E5M2> __device__ __forceinline__ uint8_t encode1(float x, float quant_scale, bool saturate) {
+  const float scaled[4] = {__fmul_rn(x, quant_scale), 0, 0, 0}, values[4] = {x, 0, 0, 0};
+  return (uint8_t)corrected<IS_E5M2>(encode2<IS_E5M2>(scaled[0], 0.0f), values, scaled, saturate);
 }
 
 // One scale for all; `amax`, if not null, gets the largest magnitude. x and codes are aligned to 16 bytes.
 template <bool IS_E5M2, class T>
-__device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, uint32_t* amax, uint64_t n) {
+__device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, uint32_t* amax, uint64_t n, bool saturate) {
   constexpr int AT_ONCE = Stored<T>::ROWS;
   const float scale = *quant_scale;
   float scales[16];
@@ -25,15 +29,15 @@ __device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, 
     for (int j = 0; j < AT_ONCE; j++) read[j] = load_pack<16>(x + (i + j * step) * 16);
 #pragma unroll
     for (int j = 0; j < AT_ONCE; j++)
-      reinterpret_cast<uint4*>(codes)[i + j * step] = encode16<IS_E5M2>(read[j], scales, largest);
+      reinterpret_cast<uint4*>(codes)[i + j * step] = encode16<IS_E5M2>(read[j], scales, largest, saturate);
   }
 #pragma unroll 1
   for (; i < packs; i += step)
-    reinterpret_cast<uint4*>(codes)[i] = encode16<IS_E5M2>(load_pack<16>(x + i * 16), scales, largest);
+    reinterpret_cast<uint4*>(codes)[i] = encode16<IS_E5M2>(load_pack<16>(x + i * 16), scales, largest, saturate);
   for (uint64_t i = packs * 16 + global_thread(); i < n; i += step) {
     const float v = to_f32(x[i]);
     largest.bits = max(largest.bits, magnitude_bits(v));
-    codes[i] = encode1<IS_E5M2>(v, scale);
+    codes[i] = encode1<IS_E5M2>(v, scale, saturate);
   }
   if (amax) {
     const uint32_t most = block_reduce<Max>(largest.get(), 0u);
@@ -46,7 +50,7 @@ __device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, 
 template <bool IS_E5M2, class T>
 __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_scale, float* dequant_scale,
                           uint64_t rows, uint64_t cols, float max_value, uint32_t policy, float eps,
-                          bool power_of_two) {
+                          bool power_of_two, bool saturate) {
   for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* in = x + row * cols;
     uint8_t* out = codes + row * cols;
@@ -73,11 +77,12 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
 #pragma unroll
     for (int i = 0; i < 16; i++) scales[i] = scale;
     Largest unused;
-    if (threadIdx.x < packs) reinterpret_cast<uint4*>(out)[threadIdx.x] = encode16<IS_E5M2>(first, scales, unused);
+    if (threadIdx.x < packs)
+      reinterpret_cast<uint4*>(out)[threadIdx.x] = encode16<IS_E5M2>(first, scales, unused, saturate);
     for (uint32_t i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x)
-      reinterpret_cast<uint4*>(out)[i] = encode16<IS_E5M2>(load_pack<16>(in + i * 16), scales, unused);
+      reinterpret_cast<uint4*>(out)[i] = encode16<IS_E5M2>(load_pack<16>(in + i * 16), scales, unused, saturate);
     for (uint64_t i = packs * 16ull + threadIdx.x; i < cols; i += blockDim.x)
-      out[i] = encode1<IS_E5M2>(to_f32(in[i]), scale);
+      out[i] = encode1<IS_E5M2>(to_f32(in[i]), scale, saturate);
   }
 }
 
@@ -108,9 +113,9 @@ __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* cod
 
 template <class Source, class Scales>
 __device__ __forceinline__ void cast_matrix(const Source& source, const Scales& scales, const CastTo& to, uint64_t rows,
-                                            uint64_t cols, bool e5m2) {
+                                            uint64_t cols, uint32_t target) {
   __shared__ Tile tile;
-  if (e5m2)
+  if (target & TO_E5M2)
     cast_tiles<true>(source, scales, to, rows, cols, tile);
   else
     cast_tiles<false>(source, scales, to, rows, cols, tile);
@@ -118,38 +123,38 @@ __device__ __forceinline__ void cast_matrix(const Source& source, const Scales& 
 
 #define DEFINE(T, NAME)                                                                                               \
   extern "C" __global__ void fp8_cast_flat_##NAME(const T* x, const float* quant_scale, uint8_t* codes,               \
-                                                  uint32_t* amax, uint64_t n, uint32_t e5m2) {                        \
-    if (e5m2)                                                                                                         \
-      cast_flat<true>(x, quant_scale, codes, amax, n);                                                                \
+                                                  uint32_t* amax, uint64_t n, uint32_t target) {                      \
+    if (target & TO_E5M2)                                                                                             \
+      cast_flat<true>(x, quant_scale, codes, amax, n, saturates(target));                                             \
     else                                                                                                              \
-      cast_flat<false>(x, quant_scale, codes, amax, n);                                                               \
+      cast_flat<false>(x, quant_scale, codes, amax, n, saturates(target));                                            \
   }                                                                                                                   \
   extern "C" __global__ void fp8_cast_rows_##NAME(const T* x, uint8_t* codes, float* amax, float* quant_scale,        \
                                                   float* dequant_scale, uint64_t rows, uint64_t cols,                 \
-                                                  uint32_t e5m2, float max_value, uint32_t policy, float eps,         \
+                                                  uint32_t target, float max_value, uint32_t policy, float eps,       \
                                                   uint32_t power_of_two) {                                            \
-    if (e5m2)                                                                                                         \
+    if (target & TO_E5M2)                                                                                             \
       cast_rows<true>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,                 \
-                      power_of_two != 0);                                                                             \
+                      power_of_two != 0, saturates(target));                                                          \
     else                                                                                                              \
       cast_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,                \
-                       power_of_two != 0);                                                                            \
+                       power_of_two != 0, saturates(target));                                                         \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
-      fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
-                    uint64_t rows, uint64_t cols, uint32_t e5m2) {                                                     \
-    cast_matrix(Stored<T>{x, cols}, OneScale{quant_scale}, {codes, transposed, amax, nullptr}, rows, cols, e5m2 != 0); \
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
-      fp8_cast_blocks_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
-                    uint64_t rows, uint64_t cols, uint32_t block_rows, uint32_t block_cols, uint32_t pitch, uint32_t e5m2) {\
-    cast_matrix(Stored<T>{x, cols}, BlockScales{quant_scale, block_rows, block_cols, pitch}, {codes, transposed, amax, nullptr}, rows, cols, e5m2 != 0);\
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
-      fp8_cast_columns_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
-                    uint64_t rows, uint64_t cols, uint32_t run, uint32_t pitch, uint32_t e5m2) {                       \
-    cast_matrix(Stored<T>{x, cols}, ColumnScales{quant_scale, run, pitch}, {codes, transposed, amax, nullptr}, rows, cols, e5m2 != 0);\
-  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                       \
+      fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \
+                    uint64_t rows, uint64_t cols, uint32_t target) {                                                  \
+    cast_matrix(Stored<T>{x, cols}, OneScale{quant_scale}, {codes, transposed, amax, nullptr, saturates(target)}, rows, cols, target); \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                       \
+      fp8_cast_blocks_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \
+                    uint64_t rows, uint64_t cols, uint32_t block_rows, uint32_t block_cols, uint32_t pitch, uint32_t target) { \
+    cast_matrix(Stored<T>{x, cols}, BlockScales{quant_scale, block_rows, block_cols, pitch}, {codes, transposed, amax, nullptr, saturates(target)}, rows, cols, target); \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                       \
+      fp8_cast_columns_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \
+                    uint64_t rows, uint64_t cols, uint32_t run, uint32_t pitch, uint32_t target) {                    \
+    cast_matrix(Stored<T>{x, cols}, ColumnScales{quant_scale, run, pitch}, {codes, transposed, amax, nullptr, saturates(target)}, rows, cols, target); \
+  }                                                                                                                   \
   extern "C" __global__ void fp8_cast_general_##NAME(                                                                 \
       const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n, uint64_t cols,               \
       uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols, uint32_t format, uint32_t rounding,              \

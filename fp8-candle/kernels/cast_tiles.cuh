@@ -10,10 +10,12 @@ struct Largest {
   __device__ __forceinline__ uint32_t get() const { return max(bits, __float_as_uint(number)); }
 };
 
-// Sixteen codes from sixteen values, each with its scale. A NaN is rare, and only its code needs more than the conversion.
+// Sixteen codes from sixteen values, each with its scale. NaN and, without saturation, overflow are rare, and only their codes need
+// more than the conversion.
 template <bool IS_E5M2>
-__device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&quant_scale)[16], Largest& largest) {
-  uint32_t codes[4], nans = 0;
+__device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&quant_scale)[16], Largest& largest, bool saturate) {
+  const uint32_t from = odd_from<IS_E5M2>(saturate);
+  uint32_t codes[4], odd = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float scaled[4];
@@ -23,11 +25,16 @@ __device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&qu
       largest.number = fmaxf(largest.number, fabsf(v[4 * i + j]));
     }
     codes[i] = encode4<IS_E5M2>(scaled);
-    nans |= nan_codes(codes[i]);
+    odd |= odd_codes(codes[i], from);
   }
-  if (__builtin_expect(nans != 0, 0)) {
+  if (__builtin_expect(odd != 0, 0)) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) codes[i] = with_nan_signs(codes[i], v + 4 * i);
+    for (int i = 0; i < 4; i++) {
+      float scaled[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) scaled[j] = __fmul_rn(v[4 * i + j], quant_scale[4 * i + j]);
+      codes[i] = corrected<IS_E5M2>(codes[i], v + 4 * i, scaled, saturate);
+    }
 #pragma unroll
     for (int i = 0; i < 16; i++) largest.bits = max(largest.bits, magnitude_bits(v[i]));
   }
@@ -40,18 +47,20 @@ template <class T> __device__ __forceinline__ void to_f32(const Pack<T, 16>& pac
 }
 
 template <bool IS_E5M2, class T>
-__device__ __forceinline__ uint4 encode16(const Pack<T, 16>& pack, const float (&quant_scale)[16], Largest& largest) {
+__device__ __forceinline__ uint4 encode16(const Pack<T, 16>& pack, const float (&quant_scale)[16], Largest& largest, bool saturate) {
   float v[16];
   to_f32(pack, v);
-  return encode16<IS_E5M2>(v, quant_scale, largest);
+  return encode16<IS_E5M2>(v, quant_scale, largest, saturate);
 }
 
 // Where a cast goes. `codes` is row-major, `transposed` [cols, rows], `amax` the bits of the largest magnitude, `sums`
-// [row tiles, cols] the sums of the values over the rows of a tile; each may be null.
+// [row tiles, cols] the sums of the values over the rows of a tile; each may be null. `saturate`: what is too large becomes the largest
+// number.
 struct CastTo {
   uint8_t *codes, *transposed;
   uint32_t* amax;
   float* sums;
+  bool saturate;
 };
 
 // One quant_scale for all values.
@@ -157,7 +166,7 @@ __device__ __forceinline__ void cast_tiles(const Source& source, const Scales& q
           float scales[16], v[16];
           quant_scales.of_row(own, r, scales);
           source.values(read[i], columns, col, v);
-          const uint4 pack = encode16<IS_E5M2>(v, scales, largest);
+          const uint4 pack = encode16<IS_E5M2>(v, scales, largest, to.saturate);
           if (to.codes) *reinterpret_cast<uint4*>(to.codes + (row + r) * cols + col) = pack;
           if (to.transposed) tile.codes[Tile::place(group_row * 4 + r, group_col)] = pack;
           if (to.sums) {

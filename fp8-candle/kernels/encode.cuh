@@ -1,8 +1,8 @@
 // Casts of one value to FP8.
 //
 // `Encoder` is the definition: the integer arithmetic of fp8-core's scalar cast, for every format, rounding and overflow.
-// `encode4` is its fast form for nearest-even, saturating casts to the two OCP formats: the hardware conversion, from compute
-// capability 8.9 on, which keeps every sign but that of a NaN.
+// `encode4` is its fast form for nearest-even casts to the two OCP formats: the hardware conversion, from compute capability 8.9 on, which
+// keeps every sign but that of a NaN, and saturates. `corrected` mends both, for the few codes that `odd_codes` picks.
 #pragma once
 #include "common.cuh"
 #include <cuda_fp8.h>
@@ -38,6 +38,16 @@ template <bool IS_E5M2> __device__ __forceinline__ uint32_t encode4(const float*
 // The highest bit of each byte that is a NaN of either format, whatever its sign: those are 0x7F and 0xFF.
 __device__ __forceinline__ uint32_t nan_codes(uint32_t codes) { return ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u; }
 
+// The codes of the largest numbers.
+template <bool IS_E5M2> constexpr uint32_t LARGEST_CODE = IS_E5M2 ? 0x7B : 0x7E;
+
+// What `odd_codes` adds to codes: the highest bit of a byte becomes 1 if it is NaN, and without saturation also if it is the largest
+// number, which may stand for a larger one.
+template <bool IS_E5M2> __device__ __forceinline__ uint32_t odd_from(bool saturate) {
+  return saturate ? 0x01010101u : (0x80u - LARGEST_CODE<IS_E5M2>) * 0x01010101u;
+}
+__device__ __forceinline__ uint32_t odd_codes(uint32_t codes, uint32_t from) { return ((codes & 0x7F7F7F7Fu) + from) & 0x80808080u; }
+
 // Four codes with the signs that a NaN has by `scaled_bits`, in place of those that the conversion drops.
 __device__ __forceinline__ uint32_t with_nan_signs(uint32_t codes, const float* x) {
   uint32_t signs = 0;
@@ -45,6 +55,25 @@ __device__ __forceinline__ uint32_t with_nan_signs(uint32_t codes, const float* 
   for (int i = 0; i < 4; i++) signs |= (__float_as_uint(x[i]) >> 31) << (8 * i + 7);
   const uint32_t nans = nan_codes(codes);
   return (codes & ~nans) | (signs & nans);
+}
+
+// Four codes of these values, with infinity, or NaN in E4M3, for those that round to more than the largest number.
+template <bool IS_E5M2> __device__ __forceinline__ uint32_t with_overflow(uint32_t codes, const float* scaled) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    // Halfway between the largest number and what would be the next one; ties go to the even code.
+    const float magnitude = fabsf(scaled[i]);
+    const bool over = IS_E5M2 ? magnitude >= 61440.0f : magnitude > 464.0f;
+    if (over) codes = (codes & ~(0x7Fu << 8 * i)) | (LARGEST_CODE<IS_E5M2> + 1) << 8 * i;
+  }
+  return codes;
+}
+
+// Four codes as the definition has them, from those of the conversion.
+template <bool IS_E5M2>
+__device__ __forceinline__ uint32_t corrected(uint32_t codes, const float* x, const float* scaled, bool saturate) {
+  codes = with_nan_signs(codes, x);
+  return saturate ? codes : with_overflow<IS_E5M2>(codes, scaled);
 }
 
 // Philox4x32-10, block `index` of the tensor's stream.

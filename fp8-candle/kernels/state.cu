@@ -22,6 +22,39 @@ extern "C" __global__ void fp8_record_amax(const float* amaxes, uint64_t len, fl
   }
 }
 
+// An array of two values for each block, of which `fp8_record_amax` makes what it would make of `amaxes`, in which one block would read
+// for milliseconds: the largest finite ones of all blocks, then infinity for those that have seen other values. `amaxes` is aligned to 16
+// bytes.
+extern "C" __global__ void fp8_gather_amaxes(const float* amaxes, uint64_t len, float* gathered) {
+  constexpr int N = 4, AT_ONCE = 4;
+  uint32_t largest = 0, other = 0;
+  const auto see = [&](float amax) {
+    const uint32_t bits = magnitude_bits(amax);
+    if (bits < 0x7F800000u)
+      largest = max(largest, bits);
+    else
+      other = 0x7F800000u;
+  };
+  const uint64_t packs = len / N, step = global_threads();
+  for (uint64_t i = global_thread(); i < packs; i += AT_ONCE * step) {
+    Pack<float, N> read[AT_ONCE];
+    // What lies beyond the end is read from this thread's first place again.
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) read[j] = load_pack<N>(amaxes + (i + j * step < packs ? i + j * step : i) * N);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+#pragma unroll
+      for (int k = 0; k < N; k++) see(read[j].v[k]);
+  }
+  for (uint64_t i = packs * N + global_thread(); i < len; i += step) see(amaxes[i]);
+  largest = block_reduce<Max>(largest, 0u);
+  other = block_reduce<Max>(other, 0u);
+  if (threadIdx.x == 0) {
+    gathered[blockIdx.x] = __uint_as_float(largest);
+    gathered[gridDim.x + blockIdx.x] = __uint_as_float(other);
+  }
+}
+
 // Moves the cells of the rows selected by `which` out; the other cells keep their values, and their rows get 0.
 extern "C" __global__ void fp8_take_cells(float* cells, uint32_t* counts, const uint8_t* which, float* amaxes,
                                           uint32_t* taken, uint64_t rows) {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use fp8_candle::{Fp8Tensor, InputScaling, Quantizer, Result, StaticWeight};
 use fp8_core::{Contraction, Format, Granularity};
-use fp8_test_support::{device, tensor};
+use fp8_test_support::{device, rounding, tensor};
 
 #[test]
 fn what_is_multiplied_is_what_the_layer_multiplies() -> Result<()> {
@@ -28,11 +28,11 @@ fn what_is_multiplied_is_what_the_layer_multiplies() -> Result<()> {
             .reshape(((), k))?
             .matmul(&weight)?
             .reshape(served.dims())?;
-        // The same products of the same values, in another order of sums.
+        // The same products of the same values, in another order of sums; on a GPU one is computed by FP8 tensor cores.
         let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();
         let difference = largest(&(&product - &served)?)?;
         assert!(
-            difference <= 1e-5 * largest(&product)?,
+            difference <= rounding::two_products(&[k]) as f32 * largest(&product)?,
             "{granularity}: {difference}"
         );
         let kept = largest(&(&values - &x)?)? == 0.;

@@ -5,7 +5,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::nn::{self, AxisRules, DenseConfig, DenseGeneral};
 use fp8_recipes::scaled::ScaledVarMap;
 use fp8_recipes::{DenseError, Error, FilesError};
-use fp8_test_support::tensor;
+use fp8_test_support::{device, tensor};
 
 fn make(input: &[usize], config: DenseConfig) -> Result<DenseGeneral, Error> {
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
@@ -112,7 +112,7 @@ fn inputs() -> Result<(), Error> {
         call(&tensor(1, &[3])),
         Error::Dense(error) if matches!(*error, DenseError::Axes { .. })
     ));
-    let integers = call(&Tensor::zeros((2, 3, 4), DType::U32, &Device::Cpu)?);
+    let integers = call(&Tensor::zeros((2, 3, 4), DType::U32, &device())?);
     assert!(
         matches!(integers, Error::Files(FilesError::TensorDType { .. })),
         "{integers}"

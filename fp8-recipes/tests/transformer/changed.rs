@@ -6,7 +6,7 @@ use candle_core::{DType, Var};
 use fp8_recipes::config::Recipe;
 use fp8_recipes::fp8_autocast;
 use fp8_recipes::nn::{LayerInputs, NormKind, TransformerConfig};
-use fp8_test_support::{assert_same, normal};
+use fp8_test_support::{assert_same, normal, skipped_on_cuda};
 
 /// How many of the parameters the backward pass refuses.
 fn refused(config: &TransformerConfig, single: bool, recipe: Option<&str>) -> usize {
@@ -53,6 +53,9 @@ fn refused(config: &TransformerConfig, single: bool, recipe: Option<&str>) -> us
 
 #[test]
 fn a_changed_parameter_gives_no_other_gradients() {
+    if skipped_on_cuda("a change of a weight is noticed if it is announced") {
+        return;
+    }
     for recipe in RECIPES {
         for (single, norm) in [
             (false, NormKind::LayerNorm),
@@ -73,6 +76,9 @@ fn a_changed_parameter_gives_no_other_gradients() {
 
 #[test]
 fn a_changed_weight_gives_no_other_gradients_with_recomputation() {
+    if skipped_on_cuda("a change of a weight is noticed if it is announced") {
+        return;
+    }
     for recipe in RECIPES {
         let refused = refused(&config().with_recomputation(true), true, Some(recipe));
         assert!(refused >= 2, "{recipe}: {refused}");
@@ -81,6 +87,9 @@ fn a_changed_weight_gives_no_other_gradients_with_recomputation() {
 
 #[test]
 fn a_changed_weight_gives_no_other_gradients_in_high_precision() {
+    if skipped_on_cuda("a change of a weight is noticed if it is announced") {
+        return;
+    }
     // Apart, layers are candle's products, which use what the weight is by then.
     assert_eq!(refused(&config(), true, None), 10);
 }

@@ -6,7 +6,7 @@ use fp8::fp8_candle::{Quantizer, ScaleSource, fake_quantize};
 use fp8::fp8_core::{Contraction, Format, Granularity};
 use fp8::{DelayedScaling, Role};
 use fp8_test_support::{
-    Model, assert_same, assert_within, device, flat64, largest, rounding, sqnr, ulp,
+    Model, assert_same, assert_within, device, flat64, largest, on_cuda, rounding, sqnr, ulp,
 };
 
 /// flax divides by a scale rounded to the compute dtype, in that dtype, and clips before the cast. In f32 this equals our
@@ -105,9 +105,12 @@ fn flax_delayed_dense() -> Result<()> {
                         assert_within(&what, &ours, &theirs, |_, _| bound);
                     } else {
                         // In bf16, flax rounds scales, scaled values and products to bf16.
-                        // flax sums up the bias gradient in bf16.
+                        // flax sums up the bias gradient in bf16. FP8 tensor cores differ from it by 60 dB (see
+                        // `rounding::least_sqnr_of_tensor_cores`); results that they round to another bf16 number move by a unit
+                        // of it, which leaves about 57.
                         let floor = match (name, t) {
                             ("gb", _) => 40.,
+                            (_, 0) if on_cuda() => 55.,
                             (_, 0) => 60.,
                             _ => 25.,
                         };

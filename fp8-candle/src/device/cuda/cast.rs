@@ -20,12 +20,18 @@ kernels! { CAST_KERNELS in CAST;
     CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
 }
 
-/// Whether the hardware conversion computes `cast`: the OCP formats, nearest-even, saturating, rounded once.
+/// Whether the hardware conversion computes `cast`, but for what is rare in it: the OCP formats, nearest-even, rounded once.
 pub(super) fn is_plain(cast: &Cast) -> bool {
     matches!(cast.format, Format::E4M3 | Format::E5M2)
         && cast.rounding == Rounding::NearestEven
-        && cast.overflow == Overflow::Saturate
         && !cast.via_f16
+}
+
+/// Format and overflow of a plain cast, as its kernels get them.
+fn target(cast: &Cast) -> Arg {
+    let e5m2 = u32::from(cast.format == Format::E5M2);
+    let overflows = u32::from(cast.overflow != Overflow::Saturate);
+    Arg::Int(e5m2 | overflows << 1)
 }
 
 /// The cast by tiles for these scales, and the arguments that describe them. None if tiles of 16x16 do not fill the matrix, or
@@ -88,7 +94,6 @@ pub(super) fn quantize(
         let amax_ptr = Arg::Ptr(if measure { cell } else { 0 });
         let dtype = x.dtype();
         let (from, by) = (Arg::Ptr(x_ptr), Arg::Ptr(scale_ptr));
-        let e5m2 = Arg::Int((cast.format == Format::E5M2).into());
         let plain = is_plain(cast);
         // One scale and no transposed copy: the values need not be seen as a matrix.
         let flat = scales == Scales::One && !orientation.transposed();
@@ -106,7 +111,7 @@ pub(super) fn quantize(
             ]
             .to_vec();
             args.extend(of_scales);
-            args.push(e5m2);
+            args.push(target(cast));
             let blocks = Shape {
                 resident: true,
                 ..Shape::blocks(tiles, 256)
@@ -126,7 +131,7 @@ pub(super) fn quantize(
         let row_major = gpu.alloc(DType::U8, n)?;
         let to = Arg::Ptr(row_major.ptr());
         if plain && scales == Scales::One {
-            let args = [from, by, to, amax_ptr, Arg::Len(n as u64), e5m2];
+            let args = [from, by, to, amax_ptr, Arg::Len(n as u64), target(cast)];
             let shape = Shape::stride(n.div_ceil(16));
             // SAFETY: n values, n codes, one scale.
             unsafe { launch(&gpu, CAST_FLAT.of(OP, dtype)?, shape, &args)? };
@@ -202,7 +207,7 @@ pub(super) fn quantize_current(
         let (policy, eps) = policy_args(current.policy);
         let args = args![
             p x_ptr, p codes.ptr(), p amax.ptr(), p quant_scale.ptr(), p dequant_scale.ptr(),
-            l rows, l cols, i cast.format == Format::E5M2, f cast.format.max(), i policy, f eps,
+            l rows, l cols, a target(cast), f cast.format.max(), i policy, f eps,
             i current.power_of_two,
         ];
         let shape = Shape::blocks(rows, row_threads(cols));

@@ -13,6 +13,9 @@
 //! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, the one before it
 //! about twice, with the right values.
 //!
+//! cuBLASLt multiplies a sum by the scales of one operand and then by those of the other: with more than one scale per operand, a sum
+//! times one scale that exceeds f32 gives infinity, also where the other scale would bring it back.
+//!
 //! Rounding of a bias: cuBLASLt's epilogue adds it in f32 and rounds once. The other ways round the scaled sum to the
 //! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the
 //! last place between them.

@@ -13,7 +13,7 @@ use crate::base::data::made::{Made, MadeCast};
 use crate::base::error::Result;
 use crate::device::backend::MadeCasts;
 use candle_core::{DType, Tensor};
-use fp8_core::{Cast, Format};
+use fp8_core::{Cast, Format, Overflow};
 
 kernels! { MADE_KERNELS in CAST_MADE;
     STORED = floats "fp8_cast_stored"("pppppplli");
@@ -45,6 +45,7 @@ impl MadeCasts for CudaMadeCasts {
             _ => cols,
         };
         is_plain(cast)
+            && cast.overflow == Overflow::Saturate
             && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
             && rows * cols > 0
             && rows.is_multiple_of(16)

@@ -1,7 +1,7 @@
 //! The scaling-state table on a GPU. No amax and no scale is copied to the host.
 
 use super::constants::constant;
-use super::gpu::{Gpu, with_pointers};
+use super::gpu::{Gpu, aligned, with_pointers};
 use super::kernels::{Arg, Shape, args, kernels};
 use super::launch::launch;
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 
 kernels! { STATE_KERNELS in STATE;
     RECORD_AMAX = one "fp8_record_amax"("plppi");
+    GATHER_AMAXES = one "fp8_gather_amaxes"("plp");
     TAKE_CELLS = one "fp8_take_cells"("pppppl");
     MERGE_CELLS = one "fp8_merge_cells"("ppppl");
     UPDATE_COLUMNS = one "fp8_update_columns"("pppppppppppppl");
@@ -60,6 +61,32 @@ impl CudaCells {
     }
 }
 
+/// Amaxes that record the same as these, so few that one block of threads reads them in no time: those of blocks of 32 values are
+/// millions.
+fn gathered(gpu: &Gpu, amaxes: &Tensor) -> Result<Tensor> {
+    const FEW: usize = 2048;
+    const THREADS: usize = 256;
+    let (amaxes, len) = (aligned(amaxes)?, amaxes.elem_count());
+    if len <= FEW {
+        return Ok(amaxes);
+    }
+    let blocks = len.div_ceil(16 * THREADS).min(FEW / 4);
+    let out = gpu.alloc(DType::F32, 2 * blocks)?;
+    with_pointers(gpu, [&amaxes], |[from]| {
+        let args = args![p from, l len, p out.ptr()];
+        // SAFETY: `len` f32 at an address that is a multiple of 16, and two for each block.
+        unsafe {
+            launch(
+                gpu,
+                &GATHER_AMAXES,
+                Shape::blocks(blocks, THREADS as u32),
+                &args,
+            )
+        }
+    })?;
+    out.into_tensor(2 * blocks)
+}
+
 impl AmaxCells for CudaCells {
     fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
         if row >= self.rows {
@@ -69,7 +96,7 @@ impl AmaxCells for CudaCells {
         let gpu = Gpu::of(amax)?;
         let mut cells = self.lock();
         let (cells, counts) = self.made(&mut cells)?;
-        let amax = amax.contiguous()?;
+        let amax = gathered(&gpu, amax)?;
         with_pointers(&gpu, [&amax, cells, counts], |[amax_ptr, cells, counts]| {
             let offset = 4 * row as u64;
             let args = args![

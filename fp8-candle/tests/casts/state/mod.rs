@@ -5,6 +5,7 @@ mod saved;
 
 use crate::row::{Row, tensor};
 use candle_core::Tensor;
+use fp8_candle::device::backend;
 use fp8_candle::state::{CalibrationRow, ReductionGroup, RowRule, SavedRow, StepCells};
 use fp8_candle::{Error, Result, Role, Slot, StateTable};
 use fp8_core::Contraction::Cols;
@@ -205,5 +206,39 @@ fn rows_added_later_keep_what_the_others_hold() -> Result<()> {
     assert_eq!(state(&Slot::new(&table, 3)), (1., vec![0.; 5]));
     let names: Vec<String> = table.names().iter().map(ToString::to_string).collect();
     assert_eq!(names, ["a.input", "b.input", "c.input", "d.weight"]);
+    Ok(())
+}
+
+/// Blocks of 32 values have millions of amaxes, which a GPU reads with many blocks of threads.
+#[test]
+fn many_amaxes_are_recorded_as_few() -> Result<()> {
+    let device = device();
+    for len in [1usize, 7, 2048, 2049, 5000, 70_001] {
+        let amax = |at: usize| (at * 7919 % len) as f32 + 0.5;
+        let largest = len as f32 - 0.5;
+        for (at, value) in [(len, 0.), (len / 2, f32::INFINITY), (len - 1, f32::NAN)] {
+            let amaxes: Vec<f32> = (0..len)
+                .map(|i| if i == at { value } else { amax(i) })
+                .collect();
+            let expected = (0..len).filter(|&i| i != at).map(amax).fold(0., f32::max);
+            assert!(at < len || expected == largest);
+            let amaxes = Tensor::from_vec(amaxes, len, &device)?;
+            let cells = backend(&device)?.amax_cells(&device, 3)?;
+            cells.record(1, &amaxes, true)?;
+            // Not from the first 16 bytes of their memory on.
+            if len > 1 && at == len {
+                cells.record(2, &amaxes.narrow(0, 1, len - 1)?, true)?;
+            }
+            let recorded = cells.read()?;
+            let what = format!("{len} amaxes, {value} at {at}");
+            assert_eq!(flat(&recorded.amax)[..2], [0., expected], "{what}");
+            let counts = recorded.non_finite.to_vec1::<u32>()?;
+            assert_eq!(counts, [0, u32::from(at < len), 0], "{what}");
+            if len > 1 && at == len {
+                let behind = (1..len).map(amax).fold(0., f32::max);
+                assert_eq!(flat(&recorded.amax)[2], behind, "{what}");
+            }
+        }
+    }
     Ok(())
 }
