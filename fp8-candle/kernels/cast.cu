@@ -86,24 +86,47 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
   }
 }
 
-// Every format, rounding, overflow and grid of scales, value by value.
+// Every format, rounding, overflow and grid of scales. A thread takes four values in a row, which share a block of random words.
 template <class T>
 __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n,
                              uint64_t cols, uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols,
                              const Encoder& encoder, uint64_t seed, uint32_t step, uint32_t tensor) {
+  constexpr int N = 4;
+  const bool one = block_cols >= cols && block_rows >= n / cols;
+  const bool wide = (reinterpret_cast<uint64_t>(x) % (N * sizeof(T)) | reinterpret_cast<uint64_t>(codes) % N) == 0;
   uint32_t largest = 0;
-  for (uint64_t i = global_thread(); i < n; i += global_threads()) {
-    const uint64_t row = i / cols, col = i - row * cols;
-    const float v = to_f32(x[i]);
-    largest = max(largest, magnitude_bits(v));
-    uint32_t random = 0;
-    if (encoder.rounding == STOCHASTIC) {
-      const uint4 block = philox(i / 4, step, tensor, seed);
-      const uint32_t words[4] = {block.x, block.y, block.z, block.w};
-      random = i % 4 == 0 ? words[0] : i % 4 == 1 ? words[1] : i % 4 == 2 ? words[2] : words[3];
+  for (uint64_t group = global_thread(); group * N < n; group += global_threads()) {
+    const uint64_t first = group * N;
+    const int count = (int)min((uint64_t)N, n - first);
+    float v[N] = {}, scales[N];
+    if (wide && count == N) {
+      load_f32<N>(x + first, v);
+    } else {
+      for (int j = 0; j < count; j++) v[j] = to_f32(x[first + j]);
     }
-    const float scale = quant_scales[row / block_rows * scale_cols + col / block_cols];
-    codes[i] = (uint8_t)encoder.code(scaled_bits(v, scale), random);
+    if (one) {
+#pragma unroll
+      for (int j = 0; j < N; j++) scales[j] = quant_scales[0];
+    } else {
+      for (int j = 0; j < count; j++) {
+        const uint64_t row = (first + j) / cols, col = first + j - row * cols;
+        scales[j] = quant_scales[row / block_rows * scale_cols + col / block_cols];
+      }
+    }
+    const uint4 block = encoder.rounding == STOCHASTIC ? philox(group, step, tensor, seed) : make_uint4(0, 0, 0, 0);
+    const uint32_t random[N] = {block.x, block.y, block.z, block.w};
+    uint32_t encoded[N] = {};
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      if (j >= count) break;
+      largest = max(largest, magnitude_bits(v[j]));
+      encoded[j] = encoder.code(scaled_bits(v[j], scales[j]), random[j]);
+    }
+    if (wide && count == N) {
+      *reinterpret_cast<uint32_t*>(codes + first) = encoded[0] | encoded[1] << 8 | encoded[2] << 16 | encoded[3] << 24;
+    } else {
+      for (int j = 0; j < count; j++) codes[first + j] = (uint8_t)encoded[j];
+    }
   }
   if (amax) {
     largest = block_reduce<Max>(largest, 0u);

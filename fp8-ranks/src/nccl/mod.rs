@@ -9,6 +9,8 @@
 
 mod communicator;
 mod engine;
+#[cfg(test)]
+mod tests;
 
 use crate::error::{Error, Operation, Result};
 use crate::group::ProcessGroup;

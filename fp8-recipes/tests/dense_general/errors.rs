@@ -8,7 +8,7 @@ use fp8_recipes::{DenseError, Error, FilesError};
 use fp8_test_support::{device, tensor};
 
 fn make(input: &[usize], config: DenseConfig) -> Result<DenseGeneral, Error> {
-    let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &device());
     nn::dense_general(input, config, vb.pp("block.fc"))
 }
 

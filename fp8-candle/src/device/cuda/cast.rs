@@ -144,7 +144,14 @@ pub(super) fn quantize(
                 i key.tensor,
             ];
             // SAFETY: n values, n codes, and as many scales as the grid has, which the caller has checked.
-            unsafe { launch(&gpu, CAST_GENERAL.of(OP, dtype)?, Shape::stride(n), &args)? };
+            unsafe {
+                launch(
+                    &gpu,
+                    CAST_GENERAL.of(OP, dtype)?,
+                    Shape::stride(n.div_ceil(4)),
+                    &args,
+                )?
+            };
         }
         let row_major = row_major.into_tensor(shape)?;
         let transposed = (orientation.transposed())
