@@ -14,7 +14,7 @@ const AS_USUAL: usize = 2;
 /// a graph about as long as for one kernel: small models, whose kernels are done sooner than the host starts the next ones, train
 /// faster.
 ///
-/// **It has never run on a GPU.** Where kernels and libraries are executed on the CPU, recorded steps give the bits of usual ones.
+/// Recorded steps give the bits of usual ones.
 ///
 /// A graph does on the device what the recorded step did, with the same memory and the same numbers from the host. Between two runs,
 /// weights, moments of the optimizer, its count of steps, and the scales and histories of delayed scaling move on. What the host

@@ -3,7 +3,7 @@
 //! - [`ProcessGroup`]: the operations. Sums are in the order of ranks, so results depend neither on the engine nor on how data is
 //!   cut into calls.
 //! - [`World`]: the processes that `mpirun` has started (feature `mpi`), or one process; how they begin and end.
-//! - `nccl`: their GPUs (feature `nccl`; it has never run).
+//! - `nccl`: their GPUs (feature `nccl`; it has run in groups of one GPU only).
 //! - [`ShardedVarMap`]: parameters of which each rank holds a part.
 //! - [`DeviceMesh`]: ranks in a grid with named axes.
 //! - [`threads`]: ranks as threads of one process, for tests.

@@ -1,4 +1,4 @@
-//! Ranks with a GPU each, over NCCL. **Unverified**: this has been linted and has never run.
+//! Ranks with a GPU each, over NCCL. It has run with one GPU; **with several it is unverified**.
 //!
 //! NCCL needs a way to find the other ranks, so a group on GPUs is made [`over`] a group that exists: the processes of
 //! [`crate::World`]. That group also takes what NCCL does not: tensors on the CPU, barriers, splits.
