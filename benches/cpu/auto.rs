@@ -67,7 +67,7 @@ fn train(
         q8_0: None,
     })?;
     let work = Work::Flop(6. * (m * n * k) as f64);
-    session.report_ratio(chosen(case, fp8.is_some()), Some(BAR), times, work)
+    session.report_ratio(chosen(case, fp8.is_some()), bar(fp8.is_some()), times, work)
 }
 
 fn contestant(step: &Step) -> Contestant<'_> {
@@ -112,10 +112,15 @@ fn serve(
         q8_0: None,
     })?;
     let work = Work::Flop(2. * (m * n * k) as f64);
-    session.report_ratio(chosen(case, fp8), Some(BAR), times, work)
+    session.report_ratio(chosen(case, fp8), bar(fp8), times, work)
 }
 
-/// The case with its choice. In high precision both contestants are the same, so the row shows how much times differ by chance.
+/// In high precision both contestants are the same, so the row shows how much times differ by chance, and has no bar.
+fn bar(fp8: bool) -> Option<f64> {
+    fp8.then_some(BAR)
+}
+
+/// The case with its choice.
 fn chosen(case: String, fp8: bool) -> String {
     format!("{case}: {}", if fp8 { "fp8" } else { "f32" })
 }

@@ -98,13 +98,13 @@ __device__ __forceinline__ void cast(const Source& source, const float* quant_sc
   extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
       fp8_cast_stored_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax,\
                              float* sums, uint64_t rows, uint64_t cols, uint32_t e5m2) {                               \
-    cast(Stored<T>{x, cols}, quant_scale, CastTo{codes, transposed, amax, sums, true}, rows, cols, e5m2 != 0);               \
+    cast(Stored<T>{x, cols}, quant_scale, CastTo{codes, transposed, amax, sums, true}, rows, cols, e5m2 != 0);         \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
       fp8_cast_norm_##NAME(const T* x, const T* weight, const T* bias, const float2* statistics,                       \
                            const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, float* sums, \
                            uint64_t rows, uint64_t cols, uint32_t e5m2) {                                              \
-    cast(Normed<T>{x, weight, bias, statistics, cols}, quant_scale, CastTo{codes, transposed, amax, sums, true}, rows, cols, \
+    cast(Normed<T>{x, weight, bias, statistics, cols}, quant_scale, CastTo{codes, transposed, amax, sums, true}, rows, cols,\
          e5m2 != 0);                                                                                                   \
   }                                                                                                                    \
   FP8_FOR_ACTIVATIONS(DEFINE_ACTIVATION, T, NAME)
@@ -122,6 +122,6 @@ __device__ __forceinline__ void cast(const Source& source, const float* quant_sc
                                          const float* quant_scale, uint8_t* codes, uint8_t* transposed,                \
                                          uint32_t* amax, float* sums, uint64_t rows, uint64_t cols, uint32_t e5m2) {   \
     cast(ActivationGradient<T, CURVE, GATED>{{gate, value, pitch}, grad, n}, quant_scale,                              \
-         CastTo{codes, transposed, amax, sums, true}, rows, cols, e5m2 != 0);                                                \
+         CastTo{codes, transposed, amax, sums, true}, rows, cols, e5m2 != 0);                                          \
   }
 FP8_FOR_FLOATS(DEFINE)
