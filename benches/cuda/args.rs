@@ -9,7 +9,8 @@ use clap::Parser;
 Contestants take turns; times are medians between two CUDA events. Products, casts and ops are queued behind a copy, so
 that the host's part does not show; layers and optimizers are timed as a program runs them. A ratio is the other's time
 over ours. The ratios of linear layers leave out what candle takes to hand the output's gradient over, which is timed
-beside them; ours_ms and against_ms contain it.
+beside them; ours_ms and against_ms contain it. For attention's
+backward pass ours_ms, too, is without what handing gradients over takes.
 
 JSON row: {case, metric, value, bar, ours_ms, against_ms, tflop_per_s, gb_per_s}, null where there is nothing; `bar` is
 the least value asked for, and for the metric `ms` the most.")]

@@ -1,4 +1,4 @@
-//! Attention in bf16, forward and backward, in parts of the chip's peak. What candle takes to hand gradients over is left out.
+//! Attention in bf16, forward and backward, as a share of the chip's peak. What candle takes to hand gradients over is left out.
 
 use crate::race::Contestant;
 use crate::rows::Metric;

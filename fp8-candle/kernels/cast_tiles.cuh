@@ -14,7 +14,7 @@ struct Largest {
 // more than the conversion.
 template <bool IS_E5M2>
 __device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&quant_scale)[16], Largest& largest, bool saturate) {
-  const uint32_t from = odd_from<IS_E5M2>(saturate);
+  const uint32_t least_odd = least_odd_code<IS_E5M2>(saturate);
   uint32_t codes[4], odd = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&qu
       largest.number = fmaxf(largest.number, fabsf(v[4 * i + j]));
     }
     codes[i] = encode4<IS_E5M2>(scaled);
-    odd |= odd_codes(codes[i], from);
+    odd |= codes_from(codes[i], least_odd);
   }
   if (__builtin_expect(odd != 0, 0)) {
 #pragma unroll

@@ -2,7 +2,7 @@
 //
 // `Encoder` is the definition: the integer arithmetic of fp8-core's scalar cast, for every format, rounding and overflow.
 // `encode4` is its fast form for nearest-even casts to the two OCP formats: the hardware conversion, from compute capability 8.9 on, which
-// keeps every sign but that of a NaN, and saturates. `corrected` mends both, for the few codes that `odd_codes` picks.
+// keeps every sign but that of a NaN, and saturates. `corrected` mends both, for codes from `least_odd_code` on.
 #pragma once
 #include "common.cuh"
 #include <cuda_fp8.h>
@@ -35,25 +35,27 @@ template <bool IS_E5M2> __device__ __forceinline__ uint32_t encode4(const float*
   return encode2<IS_E5M2>(scaled[0], scaled[1]) | encode2<IS_E5M2>(scaled[2], scaled[3]) << 16;
 }
 
-// The highest bit of each byte that is a NaN of either format, whatever its sign: those are 0x7F and 0xFF.
-__device__ __forceinline__ uint32_t nan_codes(uint32_t codes) { return ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u; }
-
-// The codes of the largest numbers.
+// The magnitudes of NaN, in either format, and of the largest number.
+constexpr uint32_t NAN_CODE = 0x7F;
 template <bool IS_E5M2> constexpr uint32_t LARGEST_CODE = IS_E5M2 ? 0x7B : 0x7E;
 
-// What `odd_codes` adds to codes: the highest bit of a byte becomes 1 if it is NaN, and without saturation also if it is the largest
-// number, which may stand for a larger one.
-template <bool IS_E5M2> __device__ __forceinline__ uint32_t odd_from(bool saturate) {
-  return saturate ? 0x01010101u : (0x80u - LARGEST_CODE<IS_E5M2>) * 0x01010101u;
+// The highest bit of each byte whose magnitude is at least `least`.
+__device__ __forceinline__ uint32_t codes_from(uint32_t codes, uint32_t least) {
+  return ((codes & 0x7F7F7F7Fu) + (0x80u - least) * 0x01010101u) & 0x80808080u;
 }
-__device__ __forceinline__ uint32_t odd_codes(uint32_t codes, uint32_t from) { return ((codes & 0x7F7F7F7Fu) + from) & 0x80808080u; }
+
+// Codes of at least this magnitude need more than the conversion: NaN, and without saturation the largest number, which may stand for a
+// larger one.
+template <bool IS_E5M2> __device__ __forceinline__ uint32_t least_odd_code(bool saturate) {
+  return saturate ? NAN_CODE : LARGEST_CODE<IS_E5M2>;
+}
 
 // Four codes with the signs that a NaN has by `scaled_bits`, in place of those that the conversion drops.
 __device__ __forceinline__ uint32_t with_nan_signs(uint32_t codes, const float* x) {
   uint32_t signs = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) signs |= (__float_as_uint(x[i]) >> 31) << (8 * i + 7);
-  const uint32_t nans = nan_codes(codes);
+  const uint32_t nans = codes_from(codes, NAN_CODE);
   return (codes & ~nans) | (signs & nans);
 }
 

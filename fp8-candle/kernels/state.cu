@@ -22,9 +22,9 @@ extern "C" __global__ void fp8_record_amax(const float* amaxes, uint64_t len, fl
   }
 }
 
-// An array of two values for each block, of which `fp8_record_amax` makes what it would make of `amaxes`, in which one block would read
-// for milliseconds: the largest finite ones of all blocks, then infinity for those that have seen other values. `amaxes` is aligned to 16
-// bytes.
+// Shortens `amaxes` for `fp8_record_amax`, whose one block takes milliseconds to read millions of them. Each block writes the largest
+// finite amax it has seen, and behind those of all blocks infinity if it has seen one that is not finite; recording these gives the same.
+// `amaxes` is aligned to 16 bytes.
 extern "C" __global__ void fp8_gather_amaxes(const float* amaxes, uint64_t len, float* gathered) {
   constexpr int N = 4, AT_ONCE = 4;
   uint32_t largest = 0, other = 0;

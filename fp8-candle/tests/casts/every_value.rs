@@ -53,7 +53,7 @@ fn every_number_has_the_code_of_the_definition() -> Result<()> {
                 let scales: Vec<f32> = (0..grid.len()).map(|i| [1., 3.7, -0.3][i % 3]).collect();
                 let quant_scale = Tensor::from_slice(&scales, grid.len(), &device())?;
                 let what = format!("{cast:?} [{rows}, {cols}] {grid:?}");
-                // The last of them is left out where three columns do not divide them.
+                // 2^16 is not a multiple of three: there the last number is left out.
                 let x = all.narrow(0, 0, rows * cols)?.reshape((rows, cols))?;
                 let backend = backend(&device())?;
                 let made = backend.quantize(&x, &grid, &quant_scale, &cast, Orientation::Both)?;

@@ -48,7 +48,7 @@ fn collectives_of_one_rank_give_what_they_get() {
             DType::F32,
             DType::F64,
         ] {
-            // From the third element of a larger tensor on.
+            // A part of a larger tensor, which does not begin where its memory does.
             let values: Vec<f32> = (0..40u8).map(|i| f32::from(i * 5)).collect();
             let whole = Tensor::from_vec(values, 40, &device()).expect("values");
             let whole = whole.to_dtype(dtype).expect("values of the dtype");

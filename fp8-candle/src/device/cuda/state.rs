@@ -61,8 +61,7 @@ impl CudaCells {
     }
 }
 
-/// Amaxes that record the same as these, so few that one block of threads reads them in no time: those of blocks of 32 values are
-/// millions.
+/// `amaxes`, or if one block of threads would take long to read them, a few that record the same: blocks of 32 values have millions.
 fn gathered(gpu: &Gpu, amaxes: &Tensor) -> Result<Tensor> {
     const FEW: usize = 2048;
     const THREADS: usize = 256;
