@@ -8,57 +8,10 @@ use anyhow::Result;
 use candle_core::{Device, Tensor};
 use fp8::config::KeptActivations;
 use fp8::fp8_autocast;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
-
-/// Bytes that are allocated at present.
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-/// The system's allocator with a counter.
-struct Counting;
+use fp8_test_support::memory::{self, Counting};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn count(bytes: isize) {
-    LIVE.fetch_add(bytes, Ordering::Relaxed);
-}
-
-// SAFETY: each method is the system allocator's with the same arguments; counting touches no memory of theirs.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        let block = unsafe { System.alloc(layout) };
-        if !block.is_null() {
-            count(layout.size() as isize);
-        }
-        block
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        let block = unsafe { System.alloc_zeroed(layout) };
-        if !block.is_null() {
-            count(layout.size() as isize);
-        }
-        block
-    }
-
-    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        let block = unsafe { System.realloc(old, layout, size) };
-        if !block.is_null() {
-            count(size as isize - layout.size() as isize);
-        }
-        block
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
 
 const HIDDEN: usize = 256;
 const HEADS: usize = 4;
@@ -126,9 +79,9 @@ fn held(
     };
     // The first step allocates buffers that later ones reuse.
     forward()?.sum_all()?.backward()?;
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = memory::held();
     let logits = forward()?;
-    let after = LIVE.load(Ordering::Relaxed);
+    let after = memory::held();
     drop(logits);
     Ok(after - before)
 }

@@ -3,33 +3,10 @@
 use candle_core::{DType, Device, Tensor};
 use fp8_files::Result;
 use fp8_files::rewrite::{self, QuantizeOptions, Scheme, Source, WriteOptions};
+use fp8_test_support::memory::{Counting, peak};
 use serde_json::Value;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicIsize, Ordering};
-
-static HELD: AtomicIsize = AtomicIsize::new(0);
-static MOST: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: all calls go to the system allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let size = layout.size() as isize;
-        let held = HELD.fetch_add(size, Ordering::Relaxed) + size;
-        MOST.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as above; the memory comes from the same allocator.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -79,14 +56,6 @@ impl Source for Made {
     }
 }
 
-/// The most bytes that `f` holds at a time.
-fn peak(f: impl FnOnce()) -> isize {
-    let before = HELD.load(Ordering::Relaxed);
-    MOST.store(before, Ordering::Relaxed);
-    f();
-    MOST.load(Ordering::Relaxed) - before
-}
-
 #[test]
 fn memory_is_bounded_by_the_layers_in_the_works() {
     const MIB: isize = 1 << 20;
@@ -106,9 +75,10 @@ fn memory_is_bounded_by_the_layers_in_the_works() {
                 .with_memory(memory as u64);
             let options = QuantizeOptions::new(scheme).with_write(write);
             let to = dir.path().join("out");
-            peaks.push(peak(|| {
-                rewrite::quantize(&source, &to, &options, &mut rewrite::quiet).unwrap();
-            }));
+            let (written, most) =
+                peak(|| rewrite::quantize(&source, &to, &options, &mut rewrite::quiet));
+            written.unwrap();
+            peaks.push(most);
         }
         let [few, many, alone] = peaks[..] else {
             unreachable!()

@@ -4,38 +4,18 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::nn::{LayerInputs, TransformerConfig, checkpoint, transformer_layer};
 use fp8_recipes::{prepare_fp8, with_fp8};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
-
-static HELD: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: all calls go to the system allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        HELD.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as above; the memory comes from the same allocator.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
+use fp8_test_support::memory::{Counting, held};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 /// Bytes that the graph of `f` keeps beside its result.
 fn kept(f: impl Fn() -> Tensor) -> isize {
-    let before = HELD.load(Ordering::Relaxed);
+    let before = held();
     let y = f();
     assert!(y.track_op());
     let result = y.elem_count() * y.dtype().size_in_bytes();
-    HELD.load(Ordering::Relaxed) - before - result as isize
+    held() - before - result as isize
 }
 
 #[test]

@@ -5,30 +5,10 @@ use fp8_core::Format;
 use fp8_recipes::optim::scaled::{ScaledAdamW, ScaledOptimizer, ScaledSgd};
 use fp8_recipes::optim::{AdamWConfig, SgdConfig};
 use fp8_scaled::{Scaled, ScaledGrads, ScaledVar};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The size of the largest allocation since it was last reset.
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-struct Watched;
-
-// SAFETY: all calls go to the system allocator.
-unsafe impl GlobalAlloc for Watched {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as above; the memory comes from the same allocator.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
+use fp8_test_support::memory::{Counting, largest};
 
 #[global_allocator]
-static ALLOCATOR: Watched = Watched;
+static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_makes_no_f32_copy() {
@@ -47,16 +27,13 @@ fn a_step_makes_no_f32_copy() {
         ] {
             let mut grads = ScaledGrads::default();
             grads.insert(&var, grad);
-            LARGEST.store(0, Ordering::Relaxed);
-            let report = optimizer.apply(&grads).unwrap();
-            assert_eq!(report.updated, 1);
+            let (report, largest) = largest(|| optimizer.apply(&grads));
+            assert_eq!(report.unwrap().updated, 1);
             // The momentum buffer, in f16, is made in the first step.
-            let largest = LARGEST.load(Ordering::Relaxed);
             assert!(largest <= 2 * LEN, "{largest} bytes at once");
         }
     }
     // The measurement notices such a copy.
-    LARGEST.store(0, Ordering::Relaxed);
-    let _ = data.to_dtype(DType::F32).unwrap();
-    assert!(LARGEST.load(Ordering::Relaxed) >= 4 * LEN);
+    let (_, largest) = largest(|| data.to_dtype(DType::F32));
+    assert!(largest >= 4 * LEN);
 }

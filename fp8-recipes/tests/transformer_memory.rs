@@ -7,68 +7,13 @@ use fp8_recipes::nn::{
     AttentionConfig, LayerInputs, TransformerConfig, TransformerLayer, transformer_layer,
 };
 use fp8_recipes::{PrepareOptions, Recipe, RecipeName, end_step, fp8_autocast, prepare_fp8};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+use fp8_test_support::memory::{Counting, held};
 
 /// Smaller allocations belong to the graph, to scales and to the test itself.
 const LEAST: usize = 2048;
 
-/// The large sizes seen so far, and how many allocations of each live.
-static SIZES: [AtomicUsize; 256] = [const { AtomicUsize::new(0) }; 256];
-static LIVE: [AtomicIsize; 256] = [const { AtomicIsize::new(0) }; 256];
-
-fn note(size: usize, change: isize) {
-    if size < LEAST {
-        return;
-    }
-    for (own, live) in SIZES.iter().zip(&LIVE) {
-        let found = own.compare_exchange(0, size, Ordering::Relaxed, Ordering::Relaxed);
-        if found.is_ok() || found == Err(size) {
-            live.fetch_add(change, Ordering::Relaxed);
-            return;
-        }
-    }
-}
-
-fn live() -> Vec<(usize, isize)> {
-    let pairs = SIZES.iter().zip(&LIVE);
-    pairs
-        .map(|(size, live)| (size.load(Ordering::Relaxed), live.load(Ordering::Relaxed)))
-        .collect()
-}
-
-struct Counting;
-
-// SAFETY: all calls go to the system allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size(), 1);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note(layout.size(), 1);
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note(layout.size(), -1);
-        note(size, 1);
-        // SAFETY: as above; the memory comes from the same allocator.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        note(layout.size(), -1);
-        // SAFETY: as above.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting<LEAST> = Counting;
 
 const HIDDEN: usize = 256;
 const BATCH: usize = 8;
@@ -107,41 +52,21 @@ fn kept_by(case: &str, recipe: Recipe, layer: &TransformerLayer, x: &Tensor) -> 
     let mut bytes = 0;
     // In the second step weights are cast and kept, and all helpers run.
     for step in 0..2 {
-        let before = live();
+        let before = held();
         let guard = fp8_autocast(recipe.clone()).unwrap();
         let y = layer.forward(x, &LayerInputs::default()).unwrap();
-        let after = live();
+        // The input of the first norm is the result of the layer before: in torch's sum, and here instead of the own result.
+        bytes = usize::try_from(held() - before).unwrap();
         y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
         guard.close().unwrap();
         end_step().unwrap();
-        if step == 0 {
-            continue;
-        }
-        println!("{case}");
-        let mut rows = vec![];
-        for (i, (size, live)) in after.into_iter().enumerate() {
-            // A size seen for the first time has no earlier entry.
-            let count = live - before.get(i).map_or(0, |(_, live)| *live);
-            if count != 0 {
-                rows.push((size, count));
-            }
-        }
-        rows.sort();
-        for (size, count) in &rows {
-            let each = *size as f64 / (BATCH * TOKENS * HIDDEN) as f64;
-            println!("{count:>6} of {size:>9} bytes, {each:.3} for each feature of a token");
-        }
-        let sum: isize = rows
-            .iter()
-            .map(|(size, count)| *size as isize * count)
-            .sum();
-        // The input of the first norm is the result of the layer before: in torch's sum, and here instead of the own result.
-        bytes = usize::try_from(sum).unwrap();
         assert_eq!((x.elem_count(), x.dtype()), (y.elem_count(), y.dtype()));
-        println!(
-            "{:.2} in all, with the input instead of the result\n",
-            bytes as f64 / (BATCH * TOKENS * HIDDEN) as f64
-        );
+        if step == 1 {
+            let each = bytes as f64 / (BATCH * TOKENS * HIDDEN) as f64;
+            println!(
+                "{case}: {each:.3} bytes for each feature of a token, with the input instead of the result"
+            );
+        }
     }
     bytes
 }

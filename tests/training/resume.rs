@@ -3,12 +3,14 @@
 use crate::support::*;
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
+use fp8::config::CastRounding;
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
 use fp8::models::{ModelOptions, open};
 use fp8::training::{
     Ended, Events, Learner, Metrics, Progress, Silent, Stop, Trainer, TurnOptions,
     initialize_adapter, train,
 };
+use fp8::{Fp8LinearConfig, RecipeName};
 use std::path::Path;
 
 const STEPS: u64 = 7;
@@ -63,6 +65,10 @@ fn every_step_after_a_pause_is_the_same_to_the_bit() -> Outcome {
             assert_resumes(dir, &what, &|| full(dir, settings(recipe, parts)))?;
         }
     }
+    let random = Fp8LinearConfig::from_recipe_name(RecipeName::Rowwise)
+        .with_weight_rounding(CastRounding::Stochastic);
+    let random = || settings("f32", 2).with_recipe(Some(random.clone().into()));
+    assert_resumes(dir, "random weights", &|| full(dir, random()))?;
     assert_resumes(dir, "adapters", &|| adapters(dir, 1))?;
     assert_resumes(dir, "adapters in parts", &|| adapters(dir, 2))
 }

@@ -12,7 +12,7 @@ use fp8_test_support::language_model;
 pub use fp8_test_support::language_model::{VOCAB, text};
 use std::path::Path;
 
-pub type Outcome = Result<(), Box<dyn std::error::Error>>;
+pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 pub fn config(vocab: usize) -> LlamaConfig {
     LlamaConfig::parse("config.json", &language_model::config(vocab)).expect("a configuration")
@@ -31,9 +31,13 @@ fn fill(vars: &VarMap) {
 }
 
 pub fn model(vocab: usize) -> (Llama, VarMap) {
+    model_of(&config(vocab))
+}
+
+pub fn model_of(config: &LlamaConfig) -> (Llama, VarMap) {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    let model = Llama::new(&config(vocab), vb).expect("a model");
+    let model = Llama::new(config, vb).expect("a model");
     fill(&vars);
     (model, vars)
 }

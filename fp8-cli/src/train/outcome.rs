@@ -128,8 +128,9 @@ impl Finished<'_> {
             println!("{ms:.0} ms a step, at most {} of memory", size(peak));
         }
         let before = metrics.validation_curve(name).first().copied();
+        // By at least what the message shows.
         if let (Some((0, before)), Some(after)) = (before, judgement.loss)
-            && after > before
+            && after - before >= 1e-4
         {
             eprintln!(
                 "warning: training has raised the validation loss from {before:.4} to {after:.4}; a lower --lr or more data may help"

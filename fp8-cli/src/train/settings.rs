@@ -4,10 +4,11 @@ use crate::card::Card;
 use crate::usage::{Usage, at_least, number, steps};
 use anyhow::{Result, ensure};
 use candle_core::DType;
+use fp8::config::CastRounding;
 use fp8::fp8_core::did_you_mean;
 use fp8::optim::{AdamWConfig, DecayScope, LrSchedule};
 use fp8::training::{DatasetOptions, TrainerConfig, Validation};
-use fp8::{PrepareOptions, Recipe, RecipeName};
+use fp8::{Fp8LinearConfig, PrepareOptions, Recipe, RecipeName};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -66,6 +67,16 @@ pub struct Settings {
     /// Compute the last N steps without the recipe, so that the written model suits high precision better
     #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = steps, allow_negative_numbers = true)]
     pub finish: Option<u64>,
+    /// How recipes round weights to FP8: to the nearest code, or up or down at random, so that the written model suits high precision better
+    #[arg(
+        long,
+        value_name = "ROUNDING",
+        value_enum,
+        default_value_t,
+        conflicts_with = "lora"
+    )]
+    #[serde(default)]
+    pub weight_rounding: WeightRounding,
     /// What the operands of products that no recipe casts, those of attention and of a language model's head among them, are rounded to in
     /// training [default: bf16 if layers compute in FP8 and the processor multiplies bf16, else f32]
     #[arg(long, value_enum)]
@@ -150,6 +161,21 @@ impl Operands {
             Self::F32 => None,
             Self::Bf16 => Some(DType::BF16),
         }
+    }
+}
+
+/// How recipes round weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightRounding {
+    #[default]
+    Nearest,
+    Stochastic,
+}
+
+impl WeightRounding {
+    fn is_nearest(&self) -> bool {
+        *self == Self::Nearest
     }
 }
 
@@ -264,6 +290,7 @@ impl Settings {
             let given = [
                 ("--layer", !self.layer.is_empty()),
                 ("--finish", self.finish.is_some()),
+                ("--weight-rounding", !self.weight_rounding.is_nearest()),
                 ("--stats", self.stats.is_some()),
             ];
             if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
@@ -272,7 +299,7 @@ impl Settings {
         }
         match self.lora {
             Some(_) => Ok(None),
-            None => recipe("--recipe", self.name()),
+            None => self.recipe("--recipe", self.name()),
         }
     }
 
@@ -283,17 +310,31 @@ impl Settings {
                 let expected = "expected PATTERN=RECIPE";
                 return Err(Usage(format!("--layer is {rule}: {expected}")).into());
             };
-            options = match recipe("--layer", name)? {
+            options = match self.recipe("--layer", name)? {
                 Some(recipe) => options.with_recipe(pattern, recipe)?,
                 None => options.with_off(pattern)?,
             };
         }
         Ok(options)
     }
+
+    /// The recipe of this name as the run has it; None for high precision.
+    fn recipe(&self, flag: &str, name: &str) -> Result<Option<Recipe>> {
+        let Some(name) = recipe_name(flag, name)? else {
+            return Ok(None);
+        };
+        let config = Fp8LinearConfig::from_recipe_name(name);
+        Ok(Some(Recipe::from(match self.weight_rounding {
+            WeightRounding::Nearest => config,
+            WeightRounding::Stochastic => config
+                .with_weight_rounding(CastRounding::Stochastic)
+                .with_seed(self.seed),
+        })))
+    }
 }
 
 /// None for high precision.
-fn recipe(flag: &str, name: &str) -> Result<Option<Recipe>> {
+fn recipe_name(flag: &str, name: &str) -> Result<Option<RecipeName>> {
     if name == F32 {
         return Ok(None);
     }
@@ -308,7 +349,7 @@ fn recipe(flag: &str, name: &str) -> Result<Option<Recipe>> {
             names.join(", ")
         ))
     })?;
-    Ok(Some(found.into()))
+    Ok(Some(found))
 }
 
 /// What a resumed run must agree with, besides what the trainer compares itself.
@@ -325,6 +366,8 @@ struct Fixed<'a> {
     /// Runs of earlier versions have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     operands: Option<Operands>,
+    #[serde(skip_serializing_if = "WeightRounding::is_nearest")]
+    weight_rounding: WeightRounding,
 }
 
 impl<'a> Fixed<'a> {
@@ -339,6 +382,7 @@ impl<'a> Fixed<'a> {
             dropout: settings.dropout.map(|share| share as f32),
             seed: settings.seed,
             operands: settings.operands,
+            weight_rounding: settings.weight_rounding,
         }
     }
 }

@@ -14,7 +14,7 @@ fn what_cannot_be_meant_is_refused_and_says_what_to_do() {
         dir.join("out"),
     );
     let begin = ["train", &model, "--data", &data, "--out", &out];
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["--layer", "lm_hed=f32"], "`lm_hed` names no layer"),
         (&["--lora", "33"], "--lora is 33, and a layer has only 16"),
         (
@@ -32,6 +32,10 @@ fn what_cannot_be_meant_is_refused_and_says_what_to_do() {
         (
             &["--recipe", "f32", "--finish", "4"],
             "--finish takes a recipe, and --recipe is f32",
+        ),
+        (
+            &["--recipe", "f32", "--weight-rounding", "stochastic"],
+            "--weight-rounding takes a recipe, and --recipe is f32",
         ),
         (&["--lr", "0"], "--lr is 0: expected a number above 0"),
         (&["--lr", "-1"], "--lr is -1: expected a number above 0"),

@@ -4,7 +4,7 @@ use super::options::Codes;
 use super::scales::Numbers;
 use crate::load::survey::Layer;
 use fp8_core::{Format, Granularity};
-use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 /// The largest magnitudes of E4M3 (448) and of FNUZ (240), as codes of E4M3 without the sign.
@@ -33,8 +33,9 @@ pub(super) struct CodeStats {
     /// Sum of the squares of code * scale.
     squares: f64,
     pub(super) bytes_read: u64,
-    /// Largest code of every scale whose codes were all read.
-    largest: HashMap<usize, u8>,
+    /// The number of scales whose codes were all read and are not all 0, and the largest of these codes.
+    used_scales: usize,
+    largest: u8,
     /// Scales that are 0 and have a code other than 0.
     pub(super) used_zero: Option<usize>,
 }
@@ -52,24 +53,27 @@ impl CodeStats {
     pub(super) fn read(layer: &Layer<'_>, scales: Option<&Numbers>, codes: Codes) -> Option<Self> {
         let [n, k] = layer.shape;
         let len = n.checked_mul(k).filter(|len| *len > 0)?;
+        if codes == Codes::None {
+            return None;
+        }
         let mut stats = Self::default();
+        let mut largest = vec![0; layer.grid().len()];
         let indexed =
             scales.filter(|scales| !layer.is_tiled && stored_width(layer, scales).is_some());
         let whole = codes == Codes::All || len <= SMALL;
-        match codes {
-            Codes::None => return None,
-            _ if whole => {
+        match whole {
+            true => {
                 for begin in (0..len).step_by(PIECE) {
-                    stats.add(layer, indexed, begin, len.min(begin + PIECE))?;
+                    stats.add(layer, indexed, begin..len.min(begin + PIECE), &mut largest)?;
                 }
             }
-            _ => {
+            false => {
                 let rows = (SAMPLE / k).clamp(1, ROWS).min(n);
                 let width = k.min(SAMPLE);
                 for at in 0..rows {
                     // The middle of each of so many parts of the rows.
                     let row = (2 * at + 1) * n / (2 * rows);
-                    stats.add(layer, indexed, row * k, row * k + width)?;
+                    stats.add(layer, indexed, row * k..row * k + width, &mut largest)?;
                 }
                 let rows_are_whole = width == k;
                 let keeps = match layer.granularity {
@@ -78,28 +82,30 @@ impl CodeStats {
                     _ => false,
                 };
                 if !keeps {
-                    stats.largest.clear();
+                    largest.clear();
                 }
             }
         }
+        stats.used_scales = largest.iter().filter(|code| **code > 0).count();
+        stats.largest = largest.into_iter().max().unwrap_or(0);
         Some(stats)
     }
 
-    /// Counts the codes from `begin` to `end`.
+    /// Counts the codes of a range, and notes the largest of each scale.
     fn add(
         &mut self,
         layer: &Layer<'_>,
         scales: Option<&Numbers>,
-        begin: usize,
-        end: usize,
+        range: Range<usize>,
+        largest_of: &mut [u8],
     ) -> Option<()> {
-        let bytes = layer.codes.bytes(begin..end).ok()?;
+        let mut at = range.start;
+        let bytes = layer.codes.bytes(range).ok()?;
         self.bytes_read += bytes.len() as u64;
         let (grid, k) = (layer.grid(), layer.shape[1]);
         let width = scales.and_then(|scales| stored_width(layer, scales));
         let block = grid.block_cols().clamp(1, k);
         let mut counts = [0usize; 256];
-        let mut at = begin;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
             let (row, col) = (at / k, at % k);
@@ -133,8 +139,7 @@ impl CodeStats {
             if scale == 0. && largest > 0 {
                 self.used_zero = self.used_zero.or(stored);
             }
-            let known = self.largest.entry(index).or_default();
-            *known = largest.max(*known);
+            largest_of[index] = largest.max(largest_of[index]);
             (rest, at) = (others, at + count);
         }
         for (code, count) in counts.iter().enumerate() {
@@ -161,11 +166,9 @@ impl CodeStats {
 
     /// Whether codes reach only the largest magnitude of FNUZ, although the largest weight of every scale should have the largest code.
     pub(super) fn is_short(&self, powers_of_two: bool) -> Option<bool> {
-        let used = self.largest.values().filter(|code| **code > 0);
-        let used: Vec<u8> = used.copied().collect();
         // The largest code of a scale that is a power of two may be any in the upper half.
         let enough = if powers_of_two { 64 } else { 1 };
-        (used.len() >= enough).then(|| used.iter().all(|code| *code <= LARGEST_FNUZ))
+        (self.used_scales >= enough).then_some(self.largest <= LARGEST_FNUZ)
     }
 
     /// The share of codes of the largest magnitude.

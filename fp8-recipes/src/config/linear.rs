@@ -5,7 +5,7 @@ use fp8_core::FormatPair;
 use fp8_core::setters;
 use serde::{Deserialize, Serialize};
 
-use super::{CastConfig, DelayedScaling, KeptActivations};
+use super::{CastConfig, CastRounding, DelayedScaling, KeptActivations};
 
 /// How one GEMM runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -154,6 +154,32 @@ impl Fp8LinearConfig {
             weight_for_grad_input: None,
             grad_output: cast,
             grad_output_for_grad_weight: None,
+            ..self
+        }
+    }
+
+    /// A copy that rounds weights like this, in both of their GEMMs.
+    ///
+    /// Named recipes round them to the nearest code. The errors of the codes then stay the same for many steps, and training makes up for
+    /// them, to the disadvantage of the weights themselves. With [`CastRounding::Stochastic`] any change of a weight draws new random
+    /// bits from [`Fp8LinearConfig::seed`] and the weight's values, so that the errors cancel out over the steps. Losses under FP8 are higher
+    /// then, but a model that is written in high precision has learned more.
+    ///
+    /// ```
+    /// # use fp8_recipes as fp8;
+    /// use fp8::config::CastRounding;
+    /// use fp8::{Fp8LinearConfig, RecipeName};
+    /// let config = Fp8LinearConfig::from_recipe_name(RecipeName::Delayed)
+    ///     .with_weight_rounding(CastRounding::Stochastic);
+    /// assert_eq!(config.weight.rounding, CastRounding::Stochastic);
+    /// assert_eq!(config.input.rounding, CastRounding::NearestEven);
+    /// ```
+    #[must_use]
+    pub fn with_weight_rounding(self, rounding: CastRounding) -> Self {
+        let other = self.weight_for_grad_input;
+        Self {
+            weight: self.weight.with_rounding(rounding),
+            weight_for_grad_input: other.map(|cast| cast.with_rounding(rounding)),
             ..self
         }
     }

@@ -6,6 +6,7 @@ mod gradients;
 mod rounded;
 mod shapes;
 mod threads;
+mod weight_rounding;
 
 use candle_core::{DType, Result, Tensor, Var};
 use fp8::config::{Operand, ResolvedConfig};

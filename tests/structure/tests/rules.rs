@@ -212,6 +212,7 @@ const UNSAFE: &[&str] = &[
     "fp8-ranks/src/mpi",
     "fp8-ranks/src/nccl",
     "src/memory.rs",
+    "tests/support/src/memory.rs",
 ];
 
 #[test]

@@ -7,6 +7,7 @@ pub mod child;
 mod compare;
 mod device;
 pub mod differences;
+pub mod memory;
 pub mod models;
 pub mod mpirun;
 pub mod rounding;

@@ -50,3 +50,32 @@ fn defaults_are_those_of_the_guide() -> Result<()> {
     }
     Ok(())
 }
+
+/// Weights rounded at random belong to what a resumed run must agree with; those of earlier versions were rounded to nearest.
+#[test]
+fn weight_rounding_is_that_of_all_recipes() -> Result<()> {
+    let nearest = settings("--layer *.q_proj=rowwise")?;
+    let random = settings("--layer *.q_proj=rowwise --weight-rounding stochastic --seed 3")?;
+    let [nearest_trainer, trainer] = [nearest.trainer()?, random.trainer()?];
+    assert_eq!(nearest_trainer.recipe, Some(RecipeName::Delayed.into()));
+    let expected = |name| {
+        let config = Fp8LinearConfig::from_recipe_name(name);
+        let config = config.with_weight_rounding(CastRounding::Stochastic);
+        config.with_seed(3)
+    };
+    assert_eq!(trainer.recipe, Some(expected(RecipeName::Delayed).into()));
+    let prepare =
+        PrepareOptions::default().with_recipe("*.q_proj", expected(RecipeName::Rowwise))?;
+    let [own, prepare] = [&trainer.prepare, &Some(prepare)].map(|options| format!("{options:?}"));
+    assert_eq!(own, prepare);
+    assert!(nearest_trainer.settings.get("weight_rounding").is_none());
+    assert_eq!(trainer.settings["weight_rounding"], "stochastic");
+    let mut stored = serde_json::to_value(&nearest)?;
+    stored
+        .as_object_mut()
+        .expect("an object")
+        .remove("weight_rounding");
+    let stored: Settings = serde_json::from_value(stored)?;
+    assert_eq!(stored.weight_rounding, WeightRounding::Nearest);
+    Ok(())
+}

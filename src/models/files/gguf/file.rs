@@ -11,7 +11,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Seek;
+use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -53,9 +53,13 @@ impl GgufFile {
             crate::FilesError::Read { source, .. } => io(source),
             error => GgufError::Unreadable(Box::new(error)),
         })?;
-        scan::check(&path, &mut file)?;
+        let length = scan::check(&path, &mut file)?;
         file.rewind().map_err(io)?;
-        let mut content = Content::read(&mut file).map_err(|error| GgufError::Broken {
+        // As a whole: candle asks for each of some hundred thousand texts by itself, and for its position after each.
+        let mut header = vec![];
+        (&file).take(length).read_to_end(&mut header).map_err(io)?;
+        let content = Content::read(&mut Cursor::new(header));
+        let mut content = content.map_err(|error| GgufError::Broken {
             path: path.clone(),
             reason: error.to_string(),
         })?;

@@ -74,12 +74,12 @@ struct Entry {
     offset: u64,
 }
 
-/// Rejects files that candle's reader would misread.
-pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError> {
+/// Rejects files that candle's reader would misread. Returns the bytes of the header.
+pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<u64, GgufError> {
     let mut header = Header::new(path, file)?;
     let (entries, alignment) = header.read()?;
-    let start = header.reader.stream_position().map_err(io_error(path))?;
-    let start = start.div_ceil(alignment).saturating_mul(alignment);
+    let length = header.reader.stream_position().map_err(io_error(path))?;
+    let start = length.div_ceil(alignment).saturating_mul(alignment);
     let mut names = HashSet::new();
     let mut places = vec![];
     for entry in &entries {
@@ -124,7 +124,7 @@ pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError
             ));
         }
     }
-    Ok(())
+    Ok(length)
 }
 
 fn type_name(id: u32) -> String {
