@@ -229,6 +229,9 @@ impl Run {
         if let Some(report) = self.trainer.report() {
             println!("{}", layers::described(report, self.stored.settings.name()));
         }
+        if !self.stored.settings.weight_rounding.is_nearest() {
+            println!("weights are rounded to FP8 at random");
+        }
         if let Some(last) = self.stored.settings.finish {
             let rounded = match self.stored.settings.operands() {
                 Some(_) => ", with operands of bf16",

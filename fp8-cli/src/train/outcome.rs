@@ -175,10 +175,15 @@ impl Finished<'_> {
         let card = (settings.card).begin(self.model, self.folder.path(), relation)?;
         let recipe = match settings.lora {
             Some(rank) => format!("adapters of rank {rank}; the base as its file says"),
-            None => match settings.finish {
-                Some(last) => format!("{}; the last {last} steps without it", settings.name()),
-                None => settings.name().to_string(),
-            },
+            None => {
+                let rounded = match settings.weight_rounding.is_nearest() {
+                    true => "",
+                    false => ", weights rounded at random",
+                };
+                let last = settings.finish;
+                let last = last.map(|last| format!("; the last {last} steps without it"));
+                format!("{}{rounded}{}", settings.name(), last.unwrap_or_default())
+            }
         };
         let learned = match self.task {
             Task::LanguageModel => "the next token".to_string(),

@@ -174,7 +174,7 @@ pub enum WeightRounding {
 }
 
 impl WeightRounding {
-    fn is_nearest(&self) -> bool {
+    pub fn is_nearest(&self) -> bool {
         *self == Self::Nearest
     }
 }
