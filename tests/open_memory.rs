@@ -57,7 +57,7 @@ fn write(dir: &Path, layers: usize) -> candle_core::Result<()> {
 }
 
 #[test]
-fn a_model_holds_its_codes_and_reading_it_little_more() -> Result<(), Box<dyn std::error::Error>> {
+fn opening_and_auditing_hold_little_beside_the_codes() -> Result<(), Box<dyn std::error::Error>> {
     for scheme in [Scheme::ChannelToken, Scheme::Block128, Scheme::Mxfp8] {
         for layers in [2, 6] {
             let dir = tempfile::tempdir()?;

@@ -57,7 +57,8 @@ impl CodeStats {
             return None;
         }
         let mut stats = Self::default();
-        let mut largest = vec![0; layer.grid().len()];
+        let grid = layer.grid();
+        let mut largest = vec![0; grid.len()];
         let indexed =
             scales.filter(|scales| !layer.is_tiled && stored_width(layer, scales).is_some());
         let whole = codes == Codes::All || len <= SMALL;
@@ -66,32 +67,37 @@ impl CodeStats {
                 for begin in (0..len).step_by(PIECE) {
                     stats.add(layer, indexed, begin..len.min(begin + PIECE), &mut largest)?;
                 }
+                stats.note_scales(&largest);
             }
             false => {
                 let rows = (SAMPLE / k).clamp(1, ROWS).min(n);
                 let width = k.min(SAMPLE);
-                for at in 0..rows {
-                    // The middle of each of so many parts of the rows.
-                    let row = (2 * at + 1) * n / (2 * rows);
-                    stats.add(layer, indexed, row * k..row * k + width, &mut largest)?;
-                }
                 let rows_are_whole = width == k;
                 let keeps = match layer.granularity {
                     Granularity::Rowwise | Granularity::Mx => rows_are_whole,
                     Granularity::Blockwise { rows: 1, .. } => rows_are_whole,
                     _ => false,
                 };
-                if !keeps {
-                    largest.clear();
+                for at in 0..rows {
+                    // The middle of each of so many parts of the rows.
+                    let row = (2 * at + 1) * n / (2 * rows);
+                    stats.add(layer, indexed, row * k..row * k + width, &mut largest)?;
+                    if keeps {
+                        stats.note_scales(&largest[grid.index(row, 0)..=grid.index(row, k - 1)]);
+                    }
                 }
             }
         }
-        stats.used_scales = largest.iter().filter(|code| **code > 0).count();
-        stats.largest = largest.into_iter().max().unwrap_or(0);
         Some(stats)
     }
 
-    /// Counts the codes of a range, and notes the largest of each scale.
+    /// Notes scales whose codes were all read, by the largest code of each.
+    fn note_scales(&mut self, largest: &[u8]) {
+        self.used_scales += largest.iter().filter(|code| **code > 0).count();
+        self.largest = largest.iter().copied().max().unwrap_or(0).max(self.largest);
+    }
+
+    /// Counts the codes of a range, and notes the largest of each scale in `largest_of`.
     fn add(
         &mut self,
         layer: &Layer<'_>,

@@ -162,8 +162,8 @@ impl Fp8LinearConfig {
     ///
     /// Named recipes round them to the nearest code. The errors of the codes then stay the same for many steps, and training makes up for
     /// them, to the disadvantage of the weights themselves. With [`CastRounding::Stochastic`] any change of a weight draws new random
-    /// bits from [`Fp8LinearConfig::seed`] and the weight's values, so that the errors cancel out over the steps. Losses under FP8 are higher
-    /// then, but a model that is written in high precision has learned more.
+    /// bits (from [`Fp8LinearConfig::seed`] and the weight's values on the CPU, by a count of its casts on a GPU), so that the errors cancel out
+    /// over the steps. Losses under FP8 are higher then, but a model that is written in high precision has learned more.
     ///
     /// ```
     /// # use fp8_recipes as fp8;
