@@ -150,3 +150,47 @@ fn each_row_has_the_bits_that_it_has_alone() -> Result<()> {
     }
     Ok(())
 }
+
+/// Results that some levels write past the caches, a cache line at a time: with rows that begin anywhere in a line, and tasks side by
+/// side that share a line.
+#[test]
+fn rows_of_large_results_have_the_bits_that_they_have_alone() -> Result<()> {
+    if on_cuda() {
+        skipped("rows alone: a GPU's library chooses its own order of sums");
+        return Ok(());
+    }
+    let mut rng = StdRng::seed_from_u64(31);
+    let sizes = [
+        (1500, 1449, 40),
+        (2100, 1024, 600),
+        (1030, 2080, 257),
+        (193, 10900, 70),
+        (4400, 500, 33),
+    ];
+    for (case, (m, n, k)) in sizes.into_iter().enumerate() {
+        let (a_contraction, b_contraction) = COMBINATIONS[case % 4];
+        let granularity = GRANULARITIES[case % 3].0;
+        let seed = case as u64;
+        let a = Operand::new(seed, (m, k), (FORMATS[0].0, granularity, a_contraction))?;
+        let b = Operand::new(seed + 9, (n, k), (FORMATS[0].1, granularity, b_contraction))?;
+        let bias = (0..n).map(|i| (i as f32 * 0.37).sin());
+        let bias = Tensor::from_iter(bias, &device())?;
+        let out = (DType::F32, (case % 2 == 0).then_some(&bias));
+        let mut rows: Vec<usize> = (0..12).map(|_| rng.random_range(0..m)).collect();
+        rows.extend([0, 31, 32, m - 1]);
+        let expected: Vec<_> = rows
+            .iter()
+            .map(|&row| product(&alone(&a, row)?, &b, None, out))
+            .collect::<Result<_>>()?;
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            let pool = pool.build().unwrap();
+            let all = pool.install(|| product(&a, &b, None, out))?;
+            for (row, expected) in rows.iter().zip(&expected) {
+                let what = format!("row {row} of {m}, n {n} k {k}, {threads} threads");
+                assert_eq!(&all[row * n..][..n], expected, "{what}");
+            }
+        }
+    }
+    Ok(())
+}

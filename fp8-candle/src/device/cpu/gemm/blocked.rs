@@ -63,7 +63,9 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
             segment,
             exponents,
             epilogue: &epilogue,
-            results: epilogue.results(n, out).filter(|_| engine.writes_results()),
+            results: epilogue
+                .results(n, out)
+                .filter(|_| engine.writes_results(m)),
             out,
             threads: match m * n * k < PARALLEL_WORK {
                 true => 1,
@@ -72,7 +74,7 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
         };
         if m <= NARROW_ROWS {
             product.narrow();
-        } else {
+        } else if !(engine.packs_in_tasks() && product.in_tasks()) {
             product.wide();
         }
     };
@@ -148,7 +150,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             };
             for first in panels.clone().step_by(together.max(1)) {
                 let panels = first..panels.end.min(first + together);
-                self.block(&a, 0..m, panels, from);
+                self.block(&a, 0..m, panels, from, None);
             }
         });
     }
@@ -191,7 +193,13 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     let row = rows.start + task % down * task_rows;
                     let panel = panels.start + task / down * task_panels;
                     let rows = row..rows.end.min(row + task_rows);
-                    self.block(&a, rows, panel..panels.end.min(panel + task_panels), b);
+                    self.block(
+                        &a,
+                        rows,
+                        panel..panels.end.min(panel + task_panels),
+                        b,
+                        None,
+                    );
                 });
             }
         }
@@ -214,12 +222,13 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     }
 
     /// Multiplies and finishes these rows by these panels.
-    fn block(
+    pub(super) fn block(
         &self,
         a: &PackedA<'_, E::Value>,
         rows: Range<usize>,
         panels: Range<usize>,
         b: Panels<'_, E::Value>,
+        stream: Option<(Shared<'_, f32>, [usize; 2])>,
     ) {
         let stride = panels.len() * Self::WIDTH;
         let padded_rows = rows.len().next_multiple_of(ROWS);
@@ -228,8 +237,12 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             .filter(|_| self.segment.is_none() && self.k() > 0);
         if let Some(results) = results {
             // SAFETY: each task has its own rows and columns.
-            let block = unsafe { results.block(rows.start, panels.start * Self::WIDTH) };
-            let kept = if self.k() > SLICE {
+            let mut block = unsafe { results.block(rows.start, panels.start * Self::WIDTH) };
+            if let Some((ends, cols)) = stream {
+                // SAFETY: as above; the task that passes `ends` finishes by `streamed`.
+                block = unsafe { block.stream(ends, cols) };
+            }
+            let kept = if self.k() > SLICE * self.engine.slices_at_once() {
                 padded_rows * stride
             } else {
                 0
@@ -285,13 +298,17 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let session = unsafe { self.engine.session(self.b.format) };
         let (stride, len) = (panels.len() * Self::WIDTH, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);
+        let span = match b {
+            Panels::Packed(_) => SLICE,
+            _ => SLICE * self.engine.slices_at_once(),
+        };
         let mut packed = match b {
-            Panels::BySlice => Some(Scratch::new(range.len().min(SLICE) * stride)),
+            Panels::BySlice => Some(Scratch::new(range.len().min(span) * stride)),
             _ => None,
         };
         let mut start = range.start;
         while start < range.end {
-            let end = range.end.min((start / SLICE + 1) * SLICE);
+            let end = range.end.min((start / span + 1) * span);
             let row = start / SLICE * a_rows + rows.start - a.first;
             let slice_len = (end - start) * Self::WIDTH;
             if let Some(packed) = &mut packed {
@@ -332,6 +349,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 Mode {
                     accumulate: start > range.start,
                     skip: start % SLICE,
+                    next_slice: a_rows * SLICE_STRIDE,
                     pairs: self.pairs(),
                 },
             );

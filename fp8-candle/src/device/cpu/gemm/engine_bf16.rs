@@ -6,10 +6,10 @@ use super::few_amx;
 use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, part, rows_of_a};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Source};
-use super::prefetch::{self, Ahead};
+use super::prefetch::Ahead;
 use super::results::Block;
 use super::source_bf16::Bits;
-use super::tile_amx::Tiles;
+use super::tile_amx::{self, Tiles};
 use super::tile_bf16::{self, Columns, Rows, To};
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
@@ -122,8 +122,17 @@ impl Engine for Bf16Engine {
         }
     }
 
-    fn writes_results(self) -> bool {
-        !self.amx
+    fn writes_results(self, rows: usize) -> bool {
+        !self.amx || rows > self.packed_rows()
+    }
+
+    fn slices_at_once(self) -> usize {
+        // The panel fills two thirds of the first-level cache; tiles come back to memory half as often as with one slice.
+        if self.amx { 2 } else { 1 }
+    }
+
+    fn packs_in_tasks(self) -> bool {
+        self.amx
     }
 
     unsafe fn pack_a(
@@ -236,9 +245,21 @@ impl Engine for Bf16Engine {
                 let accumulate = mode.accumulate;
                 match (tiles, b) {
                     (Some(tiles), Panel::Values(b)) => {
-                        ahead.into_iter().for_each(prefetch::far);
-                        let a = &a[mode.skip..];
-                        tiles.multiply(rows - row <= ROWS, a, b, &mut sums, accumulate);
+                        let a = tile_amx::Rows {
+                            values: a,
+                            count: rows - row,
+                            skip: mode.skip,
+                            next_slice: mode.next_slice,
+                            streamed: rows > 2 * ROWS,
+                        };
+                        let to = match results {
+                            Some(results) => tile_amx::To::Results {
+                                results: results.at(row, index * PANEL),
+                                before: accumulate.then_some(sums),
+                            },
+                            None => tile_amx::To::Sums { sums, accumulate },
+                        };
+                        tiles.multiply(a, b, to);
                     }
                     (Some(_), Panel::Packed(_)) if rows <= few_amx::ROWS => {
                         together = few_amx::panels_at_once(rows).min(panels - index);
@@ -251,7 +272,6 @@ impl Engine for Bf16Engine {
                         }
                     }
                     (Some(tiles), Panel::Packed(packed)) => {
-                        ahead.into_iter().for_each(prefetch::far);
                         let a = &a[mode.skip..];
                         let (pieces, _) = packed.codes.as_chunks::<{ PANEL * DEPTH }>();
                         let piece = |step: usize, values: &mut [u16]| {

@@ -134,7 +134,7 @@ const AHEAD: usize = 8192;
 #[cfg(test)]
 mod tests {
     use super::super::pack_bf16;
-    use super::super::tile_amx::Tiles;
+    use super::super::tile_amx::{self, Tiles};
     use super::*;
     use fp8_core::{Format, Isa, IsaLevel};
 
@@ -208,11 +208,18 @@ mod tests {
                     // SAFETY: the processor has tiles, and this thread has no others.
                     let tiles = unsafe { Tiles::new() };
                     for (panel, values) in values[..panels].iter().enumerate() {
-                        let mut sums = Sums {
+                        let a = tile_amx::Rows {
+                            values: &packed_a,
+                            count: ROWS,
+                            skip: 0,
+                            next_slice: packed_a.len(),
+                            streamed: false,
+                        };
+                        let sums = Sums {
                             values: &mut tiled[panel * PANEL..],
                             stride: 2 * PANEL,
                         };
-                        tiles.multiply(true, &packed_a, values, &mut sums, accumulate);
+                        tiles.multiply(a, values, tile_amx::To::Sums { sums, accumulate });
                     }
                 }
                 for row in 0..rows {

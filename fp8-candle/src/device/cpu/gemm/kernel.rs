@@ -78,6 +78,8 @@ pub(super) struct Mode {
     pub(super) accumulate: bool,
     /// The first index of the sum within its slice.
     pub(super) skip: usize,
+    /// Elements of A from one slice to the next.
+    pub(super) next_slice: usize,
     /// Whether A is packed in pairs of rows of codes ([`Engine::packs_pairs`]).
     pub(super) pairs: bool,
 }
@@ -116,8 +118,19 @@ pub(super) trait Engine: Copy + Send + Sync {
         false
     }
 
-    /// Whether [`Engine::multiply`] takes results.
-    fn writes_results(self) -> bool {
+    /// Whether [`Engine::multiply`] takes results, for a product of `rows` rows.
+    fn writes_results(self, _rows: usize) -> bool {
+        false
+    }
+
+    /// How many slices of unpacked panels [`Engine::multiply`] takes at a time.
+    fn slices_at_once(self) -> usize {
+        1
+    }
+
+    /// Whether each task of a product of many rows packs what it multiplies, instead of all tasks sharing what they have packed
+    /// before.
+    fn packs_in_tasks(self) -> bool {
         false
     }
 
@@ -209,7 +222,7 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Computes the sums of `rows` rows by `panels` panels, or adds to them. The rows of `a` and `sums` are padded to a
     /// multiple of 16.
     ///
-    /// `a`: rows of one slice packed as A; the first of them is a multiple of [`ROWS_STEP`] rows after the first packed one.
+    /// `a`: rows packed as A, from the first slice of the sum on; the first of them is a multiple of [`ROWS_STEP`] rows after the first packed one.
     /// `results`: where an engine that writes them puts the results instead of the sums, which then are complete.
     #[allow(clippy::too_many_arguments, reason = "one call")]
     fn multiply<'b>(

@@ -16,16 +16,13 @@ pub(super) fn near<T>(address: *const T) {
     }
 }
 
-/// All of these values, into the second-level cache.
+/// Into the first-level cache, to be written.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn far<V>(values: &[V]) {
-    use super::super::scratch::LINE;
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    for line in values.chunks(LINE / size_of::<V>()) {
-        // SAFETY: every x86-64 processor has the instruction, which cannot fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-    }
+pub(super) fn to_write<T>(address: *const T) {
+    use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+    // SAFETY: every x86-64 processor has the instruction or ignores it, and it cannot fail.
+    unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) };
 }
 
 /// Values that later tiles read. A tile fetches a part of them with each step of its sum: many prefetches in a row would wait for

@@ -97,31 +97,45 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let per_task = (TASK_CODES / self.k().max(1))
             .next_multiple_of(ROWS_STEP)
             .max(ROWS_STEP);
-        let padded_rows = rows.len().next_multiple_of(ROWS);
         let values = Shared::new(values);
-        let (engine, first) = (self.engine, rows.start);
         let elements = rows.len() * self.k();
         self.pack_each(elements, rows.len().div_ceil(per_task), |task| {
-            let start = first + task * per_task;
+            let start = rows.start + task * per_task;
             let part = start..rows.end.min(start + per_task);
             // SAFETY: each task has its own rows, and `per_task` is a multiple of `ROWS_STEP`.
-            unsafe {
-                match self.a.elements {
-                    Elements::Codes(codes) => {
-                        let (matrix, part) = (Matrix::new(self.a, codes), part.clone());
-                        engine.pack_a(self.a.format, matrix, part, first, padded_rows, values);
-                    }
-                    Elements::Bf16(bits) => {
-                        let matrix = Matrix::new(self.a, bits.reinterpret_cast());
-                        engine.pack_a_bf16(matrix, part.clone(), first, padded_rows, values);
-                    }
-                    Elements::Panels(..) => unreachable!("operand A is never packed beforehand"),
-                }
-                if let [Some(exponents), _] = self.exponents {
-                    self.scale_a(exponents, part, first, padded_rows, values);
-                }
-            }
+            unsafe { self.pack_rows(part, rows.clone(), values) };
         });
+    }
+
+    /// Packs kept indices `part` of A, on this thread. `rows` are all that are packed.
+    ///
+    /// # Safety
+    /// As for [`Engine::pack_a`].
+    pub(super) unsafe fn pack_rows(
+        &self,
+        part: Range<usize>,
+        rows: Range<usize>,
+        values: Shared<'_, E::Value>,
+    ) {
+        let (engine, first) = (self.engine, rows.start);
+        let padded_rows = rows.len().next_multiple_of(ROWS);
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match self.a.elements {
+                Elements::Codes(codes) => {
+                    let (matrix, part) = (Matrix::new(self.a, codes), part.clone());
+                    engine.pack_a(self.a.format, matrix, part, first, padded_rows, values);
+                }
+                Elements::Bf16(bits) => {
+                    let matrix = Matrix::new(self.a, bits.reinterpret_cast());
+                    engine.pack_a_bf16(matrix, part.clone(), first, padded_rows, values);
+                }
+                Elements::Panels(..) => unreachable!("operand A is never packed beforehand"),
+            }
+            if let [Some(exponents), _] = self.exponents {
+                self.scale_a(exponents, part, first, padded_rows, values);
+            }
+        }
     }
 
     /// Scales kept indices `rows` of A as packed; `first` is the kept index of the first packed row.

@@ -2,12 +2,16 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::layout::PANEL;
+#[cfg(target_arch = "x86_64")]
+use super::prefetch;
 use super::scales::Scales;
 use crate::base::parallel::shared::Shared;
 use half::bf16;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 
 /// The results of a product, in a dtype that tiles write.
 #[derive(Clone, Copy)]
@@ -32,7 +36,23 @@ pub(super) struct Block<'a> {
     results: Results<'a>,
     row: usize,
     col: usize,
+    stream: Option<Stream<'a>>,
 }
+
+/// For results that are written past the caches. That takes whole cache lines, so the end of each row of a panel waits for the next
+/// panel if both share a line.
+#[derive(Clone, Copy)]
+pub(super) struct Stream<'a> {
+    /// The last [`STREAM_PER_ROW`] results of each row in the panel before.
+    ends: Shared<'a, f32>,
+    /// The row of the results that the first of them belong to.
+    row: usize,
+    /// The first column of the task, and the one after its last.
+    cols: [usize; 2],
+}
+
+/// Results that each row keeps for the next panel: a cache line.
+pub(super) const STREAM_PER_ROW: usize = 16;
 
 /// The first `len` of 32 lanes, in two vectors.
 #[cfg(target_arch = "x86_64")]
@@ -52,7 +72,28 @@ impl<'a> Results<'a> {
             results: self,
             row,
             col,
+            stream: None,
         }
+    }
+
+    /// Whether results of this size are faster written past the caches: they leave the second-level cache in any case, and each line
+    /// would be read first.
+    pub(super) fn streams(&self, rows: usize) -> bool {
+        const LEAST: usize = 8 << 20;
+        matches!(self.out, Out::F32(_)) && rows * self.cols * size_of::<f32>() >= LEAST
+    }
+}
+
+impl<'a> Block<'a> {
+    /// Writes past the caches, with [`STREAM_PER_ROW`] elements of `ends` for each row. `cols`: the first column of the task, and the
+    /// one after its last. The task writes its panels from left to right.
+    ///
+    /// # Safety
+    /// The task alone uses `ends`, and calls [`streamed`] before its results are read.
+    pub(super) unsafe fn stream(self, ends: Shared<'a, f32>, cols: [usize; 2]) -> Self {
+        let row = self.row;
+        let stream = Some(Stream { ends, row, cols });
+        Self { stream, ..self }
     }
 }
 
@@ -76,20 +117,44 @@ impl<'a> Block<'a> {
         (self.row + row) * self.results.cols + self.col
     }
 
-    /// Prefetches the cache lines of `R` rows for writing.
+    /// Prefetches the cache lines of these rows for writing.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    pub(super) fn prefetch<const R: usize>(&self) {
+    pub(super) fn prefetch(&self, rows: Range<usize>) {
+        if self.stream.is_some() {
+            return;
+        }
         let (start, size) = match self.results.out {
             Out::F32(out) => (out.address().cast::<i8>(), size_of::<f32>()),
             Out::Bf16(out) => (out.address().cast::<i8>(), size_of::<bf16>()),
         };
-        for row in 0..R {
+        for row in rows {
             let row = start.wrapping_add(self.start(row) * size);
             for line in (0..=PANEL * size).step_by(64) {
-                // A prefetch reads nothing and cannot fail, whatever the address.
-                _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(line));
+                prefetch::to_write(row.wrapping_add(line));
             }
+        }
+    }
+
+    /// Writes `rows` rows of up to 32 columns of these sums, whose rows are [`PANEL`] apart.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+    pub(super) fn write_sums(self, rows: usize, sums: &[f32]) {
+        const TOGETHER: usize = 8;
+        let (sums, _) = sums[..rows * PANEL].as_chunks::<PANEL>();
+        let load = |sums: &[f32; PANEL]| {
+            let (halves, _) = sums.as_chunks::<16>();
+            // SAFETY: each half has 16 sums.
+            [0, 1].map(|half| unsafe { _mm512_loadu_ps(halves[half].as_ptr()) })
+        };
+        let (together, rest) = sums.as_chunks::<TOGETHER>();
+        for (index, sums) in together.iter().enumerate() {
+            let tile = std::array::from_fn(|row| load(&sums[row]));
+            self.at(index * TOGETHER, 0)
+                .write::<TOGETHER, 1, false, false, false>(tile);
+        }
+        for (index, sums) in rest.iter().enumerate() {
+            self.at(together.len() * TOGETHER + index, 0)
+                .write::<1, 1, false, false, false>([load(sums)]);
         }
     }
 
@@ -142,6 +207,11 @@ impl<'a> Block<'a> {
                     }
                     // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
                     let out = unsafe { out.part(place) }.as_mut_ptr().cast::<f32>();
+                    if let Some(stream) = self.stream {
+                        // SAFETY: `len` results; the callers of `Block::stream` and `Results::block` guarantee the rest.
+                        unsafe { stream.write([self.row + row, self.col], out, values, masks) };
+                        continue;
+                    }
                     // SAFETY: a masked store writes no element outside of its mask, which has `len`.
                     unsafe {
                         _mm512_mask_storeu_ps(out, masks[0], values[0]);
@@ -167,6 +237,77 @@ impl<'a> Block<'a> {
                 }
             }
         }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Stream<'_> {
+    /// Writes the columns from `col` on of a row: the lanes of `masks`, from `out` on.
+    ///
+    /// # Safety
+    /// `out` points to as many elements as there are lanes, and behind those of the panel before if there is one. No other task uses any
+    /// of them, nor `ends`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+    unsafe fn write(
+        self,
+        [row, col]: [usize; 2],
+        out: *mut f32,
+        values: [__m512; 2],
+        masks: [__mmask16; 2],
+    ) {
+        const LINE: usize = STREAM_PER_ROW;
+        let (before, after) = (col > self.cols[0], col + PANEL < self.cols[1]);
+        let at = (row - self.row) * LINE;
+        // SAFETY: guaranteed by the caller.
+        let ends = unsafe { self.ends.part(at..at + LINE) }.as_mut_ptr();
+        // How much of its first cache line lies before the panel. Addresses of f32 are multiples of four.
+        let waiting = out.addr() / 4 % LINE;
+        let line = out.wrapping_sub(waiting);
+        let from = _mm512_add_epi32(
+            _mm512_set1_epi32((LINE - waiting) as i32),
+            _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+        );
+        let join = |left, right| _mm512_permutex2var_ps(left, from, right);
+        let first_lanes = |count: usize| ((1u32 << count) - 1) as __mmask16;
+        // SAFETY: the elements of the panel before, its own and its line of `ends`, each within its mask.
+        unsafe {
+            let ended = if before {
+                _mm512_loadu_ps(ends)
+            } else {
+                values[0]
+            };
+            if masks != [!0; 2] {
+                if before {
+                    let ended = join(ended, values[0]);
+                    _mm512_mask_storeu_ps(line, first_lanes(waiting), ended);
+                }
+                _mm512_mask_storeu_ps(out, masks[0], values[0]);
+                _mm512_mask_storeu_ps(out.wrapping_add(LINE), masks[1], values[1]);
+                return;
+            }
+            if before || waiting == 0 {
+                _mm512_stream_ps(line, join(ended, values[0]));
+            } else {
+                _mm512_mask_storeu_ps(out, first_lanes(LINE - waiting), values[0]);
+            }
+            _mm512_stream_ps(line.wrapping_add(LINE), join(values[0], values[1]));
+            if after {
+                _mm512_storeu_ps(ends, values[1]);
+            } else {
+                let rest = join(values[1], values[1]);
+                _mm512_mask_storeu_ps(line.wrapping_add(2 * LINE), first_lanes(waiting), rest);
+            }
+        }
+    }
+}
+
+/// Makes everything that this thread has [streamed](Block::stream) visible to threads that it wakes or answers.
+pub(super) fn streamed() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe {
+        _mm_sfence();
     }
 }
 

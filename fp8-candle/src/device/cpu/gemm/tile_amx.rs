@@ -4,12 +4,57 @@
 //! next; the compiler itself never uses these registers.
 
 use super::kernel::Sums;
-use super::layout::{DEPTH, PANEL, SLICE_STRIDE};
+use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE};
+use super::results::Block;
 use std::arch::asm;
+use std::cell::RefCell;
 use std::marker::PhantomData;
 
+/// Rows packed as A, from some row on, over the indices of one sum.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// From the first slice on.
+    pub(super) values: &'a [u16],
+    /// How many rows are left; a tile takes up to 32.
+    pub(super) count: usize,
+    /// The first index of the sum within its slice.
+    pub(super) skip: usize,
+    /// Elements from one slice to the next.
+    pub(super) next_slice: usize,
+    /// Whether to read past the first-level cache, so that the panel of B stays there: if other rows follow.
+    pub(super) streamed: bool,
+}
+
+impl Rows<'_> {
+    /// Whether there is but one tile of rows.
+    fn short(&self) -> bool {
+        self.count <= ROWS
+    }
+}
+
+/// Where sums go.
+pub(super) enum To<'a, 'r> {
+    Sums {
+        sums: Sums<'a>,
+        /// Add to them.
+        accumulate: bool,
+    },
+    /// Complete sums, which become results. They are added to `before`, if there is anything before.
+    Results {
+        results: Block<'r>,
+        before: Option<Sums<'a>>,
+    },
+}
+
 /// The tile registers of this thread, set up as sixteen rows of 64 bytes each, until dropped.
-pub(super) struct Tiles(PhantomData<*const ()>);
+pub(super) struct Tiles {
+    /// Sums on their way from the registers to results.
+    sums: RefCell<TileOfSums>,
+    thread: PhantomData<*const ()>,
+}
+
+#[repr(C, align(64))]
+struct TileOfSums([f32; 2 * ROWS * PANEL]);
 
 #[repr(C, align(64))]
 struct Config {
@@ -43,29 +88,59 @@ impl Tiles {
         };
         // SAFETY: the instruction exists here, and reads the 64 bytes of the configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
-        Self(PhantomData)
+        Self {
+            sums: RefCell::new(TileOfSums([0.; 2 * ROWS * PANEL])),
+            thread: PhantomData,
+        }
     }
 
-    /// Computes the `32 x 32` sums in `sums`, or `16 x 32` if `short`, or adds to them. Rows are `stride` apart.
+    /// Computes `32 x 32` sums, or `16 x 32` if no more rows are left, or adds to them.
     ///
-    /// `a`: rows of a slice packed as A, from the first index of the sum on; `b`: one panel packed as B from that index on,
-    /// whose length, a multiple of 32, is that of the sum.
-    pub(super) fn multiply(
-        &self,
-        short: bool,
-        a: &[u16],
-        b: &[u16],
-        sums: &mut Sums<'_>,
-        accumulate: bool,
-    ) {
-        let steps = b.len() / STEP;
+    /// `b`: one panel packed as B, whose length, a multiple of 32, is that of the sum.
+    pub(super) fn multiply(&self, a: Rows<'_>, b: &[u16], mut to: To<'_, '_>) {
         assert!(b.len().is_multiple_of(STEP));
-        self.start(short, sums, accumulate);
-        self.steps(short, a, b, steps);
-        self.finish(short, sums);
+        let rows = a.count.min(2 * ROWS);
+        let results = match &to {
+            To::Sums { .. } => None,
+            To::Results { results, .. } => Some(*results),
+        };
+        let before = match &mut to {
+            To::Sums { sums, accumulate } => accumulate.then_some(sums),
+            To::Results { before, .. } => before.as_mut(),
+        };
+        self.start(a.short(), before);
+        let (first, rest) = b.split_at(b.len().min((SLICE - a.skip) * PANEL));
+        let slices = std::iter::once(first).chain(rest.chunks(SLICE * PANEL));
+        let (mut start, mut row) = (a.skip, 0);
+        for (slice, b) in slices.enumerate() {
+            let values = &a.values[slice * a.next_slice + start..];
+            for (step, b) in b.chunks_exact(STEP).enumerate() {
+                if let Some(results) = results {
+                    // A few rows with each step: many prefetches in a row would wait for each other.
+                    results.prefetch(row.min(rows)..(row + 2).min(rows));
+                    row += 2;
+                }
+                self.step(a.short(), a.streamed, &values[step * DEPTH..], b);
+            }
+            start = 0;
+        }
+        match to {
+            To::Sums { mut sums, .. } => self.finish(a.short(), &mut sums),
+            To::Results { results, .. } => {
+                let mut tile = self.sums.borrow_mut();
+                let mut sums = Sums {
+                    values: &mut tile.0,
+                    stride: PANEL,
+                };
+                self.finish(a.short(), &mut sums);
+                // SAFETY: every processor with AMX has these instructions.
+                unsafe { results.write_sums(rows, &tile.0) };
+            }
+        }
     }
 
-    /// [`Tiles::multiply`] with `steps` pieces of B's panel, each made by `piece` just before it is multiplied.
+    /// The sums of `32 x 32`, or `16 x 32` if `short`, with `steps` pieces of B's panel, each made by `piece` just before it is
+    /// multiplied. Rows of `sums` are `stride` apart; `a`: rows of a slice packed as A, from the first index of the sum on.
     ///
     /// The next piece is made while the tiles work on the previous one.
     pub(super) fn multiply_pieces(
@@ -80,7 +155,7 @@ impl Tiles {
         #[repr(C, align(64))]
         struct Pieces([[u16; STEP]; 2]);
         let mut pieces = Pieces([[0; STEP]; 2]);
-        self.start(short, sums, accumulate);
+        self.start(short, accumulate.then_some(&mut *sums));
         if steps > 0 {
             piece(0, &mut pieces.0[0]);
         }
@@ -88,87 +163,84 @@ impl Tiles {
             if step + 1 < steps {
                 piece(step + 1, &mut pieces.0[(step + 1) % 2]);
             }
-            self.steps(short, &a[step * DEPTH..], &pieces.0[step % 2], 1);
+            self.step(short, false, &a[step * DEPTH..], &pieces.0[step % 2]);
         }
         self.finish(short, sums);
     }
 
-    fn start(&self, short: bool, sums: &mut Sums<'_>, accumulate: bool) {
-        let (top, bottom, stride) = sums.tiles(short);
-        // SAFETY: the tiles are set up while `self` lives; `Sums::tiles` has checked the rows that are read.
-        unsafe {
-            match (accumulate, short) {
-                (true, true) => asm!(
-                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
-                    c = in(reg) top, s = in(reg) stride, options(nostack, readonly)),
-                (true, false) => asm!(
-                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
-                    "tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
-                    c = in(reg) top, d = in(reg) bottom, s = in(reg) stride,
-                    options(nostack, readonly)),
-                (false, _) => asm!(
+    /// Begins with zeros, or with the sums `before`.
+    fn start(&self, short: bool, before: Option<&mut Sums<'_>>) {
+        let Some(before) = before else {
+            // SAFETY: the tiles are set up while `self` lives.
+            return unsafe {
+                asm!(
                     "tilezero tmm0",
                     "tilezero tmm1",
                     "tilezero tmm2",
                     "tilezero tmm3",
                     options(nostack, nomem)
-                ),
+                );
+            };
+        };
+        let (top, bottom, stride) = before.tiles(short);
+        // SAFETY: the tiles are set up while `self` lives; `Sums::tiles` has checked the rows that are read.
+        unsafe {
+            asm!("tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                c = in(reg) top, s = in(reg) stride, options(nostack, readonly));
+            if !short {
+                asm!("tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
+                    d = in(reg) bottom, s = in(reg) stride, options(nostack, readonly));
             }
         }
     }
 
-    /// `steps` times [`DEPTH`] indices of the sum.
+    /// [`DEPTH`] indices of the sum. `streamed`: see [`Rows`].
     #[inline]
-    fn steps(&self, short: bool, a: &[u16], b: &[u16], steps: usize) {
+    fn step(&self, short: bool, streamed: bool, a: &[u16], b: &[u16]) {
         const A_STRIDE: usize = SLICE_STRIDE * 2;
         const B_STRIDE: usize = PANEL * 4;
-        let rows = if short { 16 } else { 32 };
-        assert!(steps > 0 && a.len() >= (rows - 1) * SLICE_STRIDE + steps * DEPTH);
-        assert!(b.len() >= steps * STEP);
+        let rows = if short { ROWS } else { 2 * ROWS };
+        assert!(a.len() >= (rows - 1) * SLICE_STRIDE + DEPTH && b.len() >= STEP);
         let (a, b) = (a.as_ptr(), b.as_ptr());
-        // SAFETY: the tiles are set up while `self` lives. Rows of A lie A_STRIDE bytes apart, sixteen of them in a
-        // tile, each of 64 bytes (DEPTH elements); rows of B are pairs of sum indices, B_STRIDE bytes apart, 64 bytes
-        // for 16 columns. The assertions bound what is read.
-        unsafe {
-            if short {
+        macro_rules! multiply {
+            ($load:literal, short) => {
                 asm!(
-                    "2:",
-                    "tileloadd tmm4, [{a} + {sa}]",
+                    concat!($load, " tmm4, [{a} + {sa}]"),
                     "tileloadd tmm6, [{b} + {sb}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    "add {a}, 64",
-                    "add {b}, 2048",
-                    "dec {n}",
-                    "jnz 2b",
-                    a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) steps => _,
-                    sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    a = in(reg) a, b = in(reg) b, sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    out("tmm4") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
-                );
-            } else {
+                )
+            };
+            ($load:literal) => {
                 asm!(
-                    "2:",
-                    "tileloadd tmm4, [{a} + {sa}]",
+                    concat!($load, " tmm4, [{a} + {sa}]"),
                     "tileloadd tmm6, [{b} + {sb}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{d} + {sa}]",
+                    concat!($load, " tmm5, [{d} + {sa}]"),
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7",
-                    "add {a}, 64",
-                    "add {d}, 64",
-                    "add {b}, 2048",
-                    "dec {n}",
-                    "jnz 2b",
-                    a = inout(reg) a => _, d = inout(reg) a.byte_add(16 * A_STRIDE) => _,
-                    b = inout(reg) b => _, n = inout(reg) steps => _,
+                    a = in(reg) a, d = in(reg) a.byte_add(ROWS * A_STRIDE), b = in(reg) b,
                     sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
-                );
+                )
+            };
+        }
+        // SAFETY: the tiles are set up while `self` lives. Rows of A lie A_STRIDE bytes apart, sixteen of them in a
+        // tile, each of 64 bytes (DEPTH elements); rows of B are pairs of sum indices, B_STRIDE bytes apart, 64 bytes
+        // for 16 columns. The assertion bounds what is read.
+        unsafe {
+            match (short, streamed) {
+                (true, false) => multiply!("tileloadd", short),
+                (true, true) => multiply!("tileloaddt1", short),
+                (false, false) => multiply!("tileloadd"),
+                (false, true) => multiply!("tileloaddt1"),
             }
         }
     }

@@ -172,7 +172,7 @@ fn tile<
     assert!(R > 0 && pairs > 0 && b.iter().all(|b| b.len() / pair_bytes == pairs));
     assert!((R - 1) * row_stride + (pairs - 1) * pair_stride + 2 <= a.len());
     if let Some(results) = &to.results {
-        results.prefetch::<R>();
+        results.prefetch(0..R);
     }
     let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; P];
     if to.accumulate {
