@@ -97,13 +97,14 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
         let casts = [products.format, products.grad_format].map(RowCast::new);
         let casts = products.grad_inputs.then_some(casts);
         let mut packer = Packer::new(units, attention);
+        let mut session = units.session();
         let (steps, padded) = (packer.steps, packer.padded);
         let keys = split.keys(attention, task);
         let (first_key, panels) = (keys.start, keys.len().div_ceil(PANEL));
         let at = split.kv_head(task);
         let mut k_panels = Scratch::<u32>::new(panels * PANEL * steps);
         let mut v_panels = Scratch::<u32>::new(panels * PANEL * steps);
-        let mut k_columns = Scratch::<u32>::new(keys.len().div_ceil(U::STEP) * padded);
+        let mut k_columns = Scratch::<u32>::new(panels * PANEL / U::STEP * padded);
         // Most calls read the same values of a token in all products.
         let shares = [(q, q_values), (k, k_values), (grad, grad_values)];
         let [shares_q, shares_k, shares_grad] = shares.map(|(x, y)| x.is(y));
@@ -139,9 +140,21 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
             let skipped = block.first_key - first_key;
             let panels_from = skipped * steps;
             packer.rows(q, at, queries.clone(), &mut q_rows);
-            block.scores(units, steps, &q_rows, &k_panels[panels_from..], &mut p);
+            block.scores(
+                (units, &mut session),
+                steps,
+                &q_rows,
+                &k_panels[panels_from..],
+                &mut p,
+            );
             packer.rows(grad, at, queries.clone(), &mut grad_rows);
-            block.scores(units, steps, &grad_rows, &v_panels[panels_from..], &mut ds);
+            block.scores(
+                (units, &mut session),
+                steps,
+                &grad_rows,
+                &v_panels[panels_from..],
+                &mut ds,
+            );
 
             let (stride, width) = (block.stride(), block.panels * PANEL);
             let pair = batch * attention.heads + head;
@@ -181,7 +194,7 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 }
                 weights_of(&p, &mut p_columns);
                 let to = &mut sums.dv[skipped * padded..];
-                block.add_to_keys(units, padded, &p_columns, &grad_columns, to);
+                block.add_to_keys((units, &mut session), padded, &p_columns, &grad_columns, to);
             }
             if dk.is_some() {
                 match shares_q {
@@ -190,14 +203,20 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 }
                 weights_of(&ds, &mut ds_columns);
                 let to = &mut sums.dk[skipped * padded..];
-                block.add_to_keys(units, padded, &ds_columns, &q_columns, to);
+                block.add_to_keys((units, &mut session), padded, &ds_columns, &q_columns, to);
             }
             if let Some(dq) = dq {
                 for row in 0..block.rows() {
                     units.cells_in_place(&mut ds[row * stride..][..width]);
                 }
                 let columns = &k_columns[skipped / U::STEP * padded..];
-                block.weighted(units, padded, bits(&ds), columns, &mut dq_sums);
+                block.weighted(
+                    (units, &mut session),
+                    padded,
+                    bits(&ds),
+                    columns,
+                    &mut dq_sums,
+                );
                 for (row, query) in queries.enumerate() {
                     let sums = &dq_sums[row * padded..][..attention.head_dim];
                     // SAFETY: the queries of tasks and blocks are disjoint.

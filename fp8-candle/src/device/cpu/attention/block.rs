@@ -65,7 +65,7 @@ impl Block {
     /// is not written.
     pub(super) fn scores<U: Units>(
         &self,
-        units: U,
+        (units, session): (U, &mut U::Session),
         steps: usize,
         rows: &[u32],
         panels: &[u32],
@@ -93,7 +93,7 @@ impl Block {
                     stride,
                     accumulate: false,
                 };
-                units.multiply(tile.len(), a, b, sums);
+                units.multiply(session, tile.len(), a, b, sums);
             }
         }
     }
@@ -102,7 +102,7 @@ impl Block {
     /// rows of cells are [`Block::stride`] apart.
     pub(super) fn weighted<U: Units>(
         &self,
-        units: U,
+        (units, session): (U, &mut U::Session),
         padded: usize,
         weights: &[u32],
         columns: &[u32],
@@ -114,8 +114,9 @@ impl Block {
             for feature in (0..padded).step_by(PANEL) {
                 for tile in tiles(self.rows(), U::ROWS) {
                     let seen = self.seen_by(&tile);
-                    let start = seen.start.max(from) / U::STEP;
+                    let start = seen.start.max(from) / (U::STEP * U::TOGETHER) * U::TOGETHER;
                     let end = seen.end.min(from + KEYS).div_ceil(U::STEP);
+                    let end = end.next_multiple_of(U::TOGETHER);
                     if start >= end {
                         continue;
                     }
@@ -134,7 +135,7 @@ impl Block {
                         stride: padded,
                         accumulate: true,
                     };
-                    units.multiply(tile.len(), a, b, sums);
+                    units.multiply(session, tile.len(), a, b, sums);
                 }
             }
         }
@@ -149,7 +150,7 @@ impl Block {
     /// `[panels][steps][32]`, times `columns[query, feature]`.
     pub(super) fn add_to_keys<U: Units>(
         &self,
-        units: U,
+        (units, session): (U, &mut U::Session),
         padded: usize,
         weights: &[u32],
         columns: &[u32],
@@ -184,7 +185,7 @@ impl Block {
                         stride: padded,
                         accumulate: true,
                     };
-                    units.multiply(tile.len(), a, b, sums);
+                    units.multiply(session, tile.len(), a, b, sums);
                 }
             }
         }

@@ -36,7 +36,11 @@ impl<K: F32Kernels> Units for F32Units<K> {
     const STEP: usize = 1;
     const ROWS: usize = K::ROWS;
 
-    fn multiply(self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
+    type Session = ();
+
+    fn session(self) {}
+
+    fn multiply(self, (): &mut (), rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
         self.kernels.multiply(rows, a, b, sums);
     }
 

@@ -41,6 +41,7 @@ impl<U: Units> Few<'_, U> {
         let (group, queries) = (attention.heads / attention.kv_heads, attention.queries);
         let heads = kv_head * group..(kv_head + 1) * group;
         let mut packer = Packer::new(self.units, attention);
+        let mut session = self.units.session();
         let (steps, padded, rows) = (packer.steps, packer.padded, group * queries);
         let mut q_rows = Scratch::<u32>::new(rows * steps);
         for (i, head) in heads.clone().enumerate() {
@@ -80,7 +81,7 @@ impl<U: Units> Few<'_, U> {
                     stride,
                     accumulate: false,
                 };
-                self.units.multiply(tile.len(), a, b, sums);
+                self.units.multiply(&mut session, tile.len(), a, b, sums);
             }
         }
 
@@ -122,7 +123,7 @@ impl<U: Units> Few<'_, U> {
                         stride: padded,
                         accumulate: true,
                     };
-                    self.units.multiply(tile.len(), a, b, sums);
+                    self.units.multiply(&mut session, tile.len(), a, b, sums);
                 }
             }
         }

@@ -55,12 +55,13 @@ impl<U: Units> Pass<'_, U> {
         let products = attention.products;
         let cast = products.values.then(|| RowCast::new(products.format));
         let mut packer = Packer::new(self.units, attention);
+        let mut session = self.units.session();
         let (steps, padded) = (packer.steps, packer.padded);
         let keys = split.keys(attention, task);
         let (first_key, panels) = (keys.start, keys.len().div_ceil(PANEL));
         let at = split.kv_head(task);
         let mut k_panels = Scratch::<u32>::new(panels * PANEL * steps);
-        let mut v_columns = Scratch::<u32>::new(keys.len().div_ceil(U::STEP) * padded);
+        let mut v_columns = Scratch::<u32>::new(panels * PANEL / U::STEP * padded);
         packer.panels(k, at, keys.clone(), &mut k_panels, None);
         packer.columns(v, at, keys.clone(), &mut v_columns);
 
@@ -74,7 +75,13 @@ impl<U: Units> Pass<'_, U> {
             // Where the block's keys begin.
             let k_panels = &k_panels[(block.first_key - first_key) * steps..];
             let v_columns = &v_columns[(block.first_key - first_key) / U::STEP * padded..];
-            block.scores(self.units, steps, &q_rows, k_panels, &mut scores);
+            block.scores(
+                (self.units, &mut session),
+                steps,
+                &q_rows,
+                k_panels,
+                &mut scores,
+            );
             let stride = block.stride();
             let mut totals = [0f32; QUERIES];
             let pair = batch * attention.heads + head;
@@ -98,7 +105,13 @@ impl<U: Units> Pass<'_, U> {
                 // SAFETY: the queries of tasks and blocks are disjoint.
                 unsafe { lse.part(place..place + 1) }.copy_from_slice(log);
             }
-            block.weighted(self.units, padded, bits(&scores), v_columns, &mut sums);
+            block.weighted(
+                (self.units, &mut session),
+                padded,
+                bits(&scores),
+                v_columns,
+                &mut sums,
+            );
             for (row, query) in block.queries.clone().enumerate() {
                 let sums = match block.visible(row).is_empty() {
                     true => &[],

@@ -8,6 +8,8 @@
 //! one chain, and sums over keys go by their places in the sequence, with weights of exactly 0 for keys that are hidden. So a
 //! few queries over a cache (`few.rs`) give what they give among all queries of the sequence.
 
+#[cfg(target_arch = "x86_64")]
+mod amx_units;
 mod backward;
 mod block;
 mod cached;
@@ -24,6 +26,8 @@ mod source;
 mod split;
 #[cfg(target_arch = "x86_64")]
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tile_amx;
 mod units;
 #[cfg(target_arch = "x86_64")]
 mod words;

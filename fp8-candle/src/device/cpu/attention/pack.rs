@@ -77,7 +77,8 @@ fn write_rows<U: Units>(
     }
 }
 
-/// The columns of `count` rows of `steps` cells, which are `stride` apart, in rows of `padded`.
+/// The columns of `count` rows of `steps` cells, which are `stride` apart, in rows of `padded`; zeros for the rest of [`PANEL`] rows, as
+/// far as there is room.
 fn write_columns<U: Units>(
     units: U,
     (cells, stride): (&[u32], usize),
@@ -92,6 +93,8 @@ fn write_columns<U: Units>(
         };
         units.columns_of_cells(x, y, to);
     }
+    let end = to.len().min(PANEL / U::STEP * padded);
+    to[end.min(count.div_ceil(U::STEP) * padded)..end].fill(0);
 }
 
 impl<U: Units> Packer<U> {

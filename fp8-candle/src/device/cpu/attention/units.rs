@@ -18,8 +18,25 @@ pub(super) trait Units: Copy + Send + Sync {
     /// The most rows of a product.
     const ROWS: usize;
 
+    /// How many steps are summed together. Sums that go on where others have ended begin at a multiple of this; 32 is one of
+    /// [`Units::STEP`] times this.
+    const TOGETHER: usize = 1;
+
+    /// What a thread needs to multiply.
+    type Session;
+
+    /// Sets a thread up. It must have only one session at a time, and compute no products of matrices meanwhile.
+    fn session(self) -> Self::Session;
+
     /// Computes `rows x 32` sums.
-    fn multiply(self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>);
+    fn multiply(
+        self,
+        session: &mut Self::Session,
+        rows: usize,
+        a: Rows<'_>,
+        b: Panel<'_>,
+        sums: Sums<'_>,
+    );
 
     /// Whether the values of a tensor in f32 are cells as they are.
     fn takes_f32(self, view: &View<'_>) -> bool;

@@ -27,7 +27,11 @@ impl Units for Bf16Units {
     const STEP: usize = 2;
     const ROWS: usize = 12;
 
-    fn multiply(self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
+    type Session = ();
+
+    fn session(self) {}
+
+    fn multiply(self, (): &mut (), rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
         // SAFETY: units exist only where their instructions do.
         unsafe { tile::bf16(rows, a, b, sums) }
     }

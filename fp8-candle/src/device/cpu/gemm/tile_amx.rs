@@ -47,7 +47,7 @@ pub(super) enum To<'a, 'r> {
 }
 
 /// The tile registers of this thread, set up as sixteen rows of 64 bytes each, until dropped.
-pub(super) struct Tiles {
+pub(in super::super) struct Tiles {
     /// Sums on their way from the registers to results.
     sums: RefCell<TileOfSums>,
     thread: PhantomData<*const ()>,
@@ -69,7 +69,7 @@ impl Tiles {
     /// # Safety
     /// The processor must have AMX with bf16 and this process may use it: `Isa::available` lists `IsaLevel::Amx`. A thread
     /// must have only one at a time.
-    pub(super) unsafe fn new() -> Self {
+    pub(in super::super) unsafe fn new() -> Self {
         static CONFIG: Config = {
             let (mut bytes_per_row, mut rows) = ([0; 16], [0; 16]);
             let mut tile = 0;

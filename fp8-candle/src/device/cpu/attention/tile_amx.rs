@@ -1,0 +1,231 @@
+//! Sums of products of pairs of bf16 with AMX: up to 32 rows by one panel of 32 columns, 16 steps at a time.
+//!
+//! Of each 16 steps `tdpbf16ps` adds the products of even indices to one number and those of odd indices to another, then both to the
+//! sum. So all products have to divide a sum into the same 16 steps ([`Units::TOGETHER`](super::units::Units::TOGETHER)); steps of zeros
+//! change nothing.
+
+use super::super::gemm::{Tiles, transpose_16};
+use super::layout::{PANEL, Panel, Rows, Sums};
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+/// Steps of a tile.
+pub(super) const DEPTH: usize = 16;
+
+/// Rows of a tile.
+const HEIGHT: usize = 16;
+
+/// The most rows of a product.
+pub(super) const ROWS: usize = 2 * HEIGHT;
+
+/// The tiles of a thread, and operands that are padded for them.
+pub(super) struct Session {
+    tiles: Tiles,
+    /// Rows of the left operand.
+    rows: Vec<u32>,
+    /// The last steps of the right one.
+    steps: Vec<u32>,
+    /// Sums of fewer rows than tiles have.
+    sums: Vec<f32>,
+}
+
+impl Session {
+    /// # Safety
+    /// As for [`Tiles::new`].
+    pub(super) unsafe fn new() -> Self {
+        Self {
+            // SAFETY: guaranteed by the caller.
+            tiles: unsafe { Tiles::new() },
+            rows: Vec::new(),
+            steps: vec![0; DEPTH * PANEL],
+            sums: vec![0.; ROWS * PANEL],
+        }
+    }
+
+    /// Computes `rows x 32` sums, from 1 to 32 rows, or adds to them.
+    pub(super) fn multiply(&mut self, rows: usize, a: Rows<'_>, b: Panel<'_>, sums: Sums<'_>) {
+        assert!((1..=ROWS).contains(&rows));
+        let padded = b.steps.next_multiple_of(DEPTH);
+        let whole = rows.is_multiple_of(HEIGHT);
+        let (cells, row_stride) = match whole && a.step_stride == 1 && padded == b.steps {
+            true => (a.cells, a.row_stride),
+            false => {
+                pad(rows, a, b.steps, &mut self.rows);
+                (&*self.rows, padded)
+            }
+        };
+        let (before, rest) = (b.steps / DEPTH, b.steps % DEPTH);
+        if rest > 0 {
+            for (step, to) in self.steps.chunks_exact_mut(PANEL).enumerate() {
+                match step < rest {
+                    true => {
+                        to.copy_from_slice(&b.cells[(before * DEPTH + step) * b.stride..][..PANEL])
+                    }
+                    false => to.fill(0),
+                }
+            }
+        }
+        let Sums {
+            values,
+            stride,
+            accumulate,
+        } = sums;
+        let product = Product {
+            short: rows <= HEIGHT,
+            a: (cells, row_stride),
+            b: (b.cells, b.stride),
+            whole_steps: before,
+            last: (rest > 0).then_some(&*self.steps),
+        };
+        if whole {
+            return product.run(&self.tiles, (values, stride), accumulate);
+        }
+        for row in 0..if accumulate { rows } else { 0 } {
+            let from = &values[row * stride..][..PANEL];
+            self.sums[row * PANEL..][..PANEL].copy_from_slice(from);
+        }
+        product.run(&self.tiles, (&mut self.sums, PANEL), accumulate);
+        for (row, from) in self.sums.chunks_exact(PANEL).enumerate().take(rows) {
+            values[row * stride..][..PANEL].copy_from_slice(from);
+        }
+    }
+}
+
+/// Rows of cells one behind the other, of `steps` cells and zeros, as many rows as tiles have.
+fn pad(rows: usize, a: Rows<'_>, steps: usize, to: &mut Vec<u32>) {
+    let padded = steps.next_multiple_of(DEPTH);
+    to.clear();
+    to.resize(rows.next_multiple_of(HEIGHT) * padded, 0);
+    if a.step_stride == 1 {
+        for (row, to) in to.chunks_exact_mut(padded.max(1)).enumerate().take(rows) {
+            to[..steps].copy_from_slice(&a.cells[row * a.row_stride..][..steps]);
+        }
+        return;
+    }
+    if a.row_stride == 1 && rows.is_multiple_of(HEIGHT) {
+        for step in (0..steps).step_by(DEPTH) {
+            for row in (0..rows).step_by(HEIGHT) {
+                let cells = &a.cells[step * a.step_stride + row..];
+                let count = DEPTH.min(steps - step);
+                // SAFETY: every processor with AMX has these instructions.
+                unsafe {
+                    transpose(
+                        (cells, a.step_stride),
+                        count,
+                        &mut to[row * padded + step..],
+                        padded,
+                    )
+                };
+            }
+        }
+        return;
+    }
+    for (row, to) in to.chunks_exact_mut(padded.max(1)).enumerate().take(rows) {
+        for (step, to) in to[..steps].iter_mut().enumerate() {
+            *to = a.cells[row * a.row_stride + step * a.step_stride];
+        }
+    }
+}
+
+/// Sixteen columns of up to sixteen rows, which are `stride` apart, as rows `to_stride` apart.
+#[target_feature(enable = "avx512f")]
+fn transpose((from, stride): (&[u32], usize), rows: usize, to: &mut [u32], to_stride: usize) {
+    assert!((1..=DEPTH).contains(&rows) && (rows - 1) * stride + HEIGHT <= from.len());
+    assert!((HEIGHT - 1) * to_stride + DEPTH <= to.len());
+    let columns = transpose_16(std::array::from_fn(|row| match row < rows {
+        // SAFETY: sixteen cells of a row that the assertion has bounded.
+        true => unsafe { _mm512_loadu_si512(from.as_ptr().add(row * stride).cast()) },
+        false => _mm512_setzero_si512(),
+    }));
+    for (row, cells) in columns.into_iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(row * to_stride).cast(), cells) };
+    }
+}
+
+/// Operands that are whole in rows and steps, but for the last steps of the right one.
+struct Product<'a> {
+    /// One tile of rows instead of two.
+    short: bool,
+    a: (&'a [u32], usize),
+    b: (&'a [u32], usize),
+    /// Of [`DEPTH`] steps each.
+    whole_steps: usize,
+    /// Further steps of B.
+    last: Option<&'a [u32]>,
+}
+
+impl Product<'_> {
+    fn run(&self, _tiles: &Tiles, (values, stride): (&mut [f32], usize), accumulate: bool) {
+        let (height, (a, a_stride), (b, b_stride)) =
+            (if self.short { HEIGHT } else { ROWS }, self.a, self.b);
+        let all = self.whole_steps + usize::from(self.last.is_some());
+        assert!((height - 1) * stride + PANEL <= values.len());
+        assert!(all == 0 || (height - 1) * a_stride + all * DEPTH <= a.len());
+        let last_step = (self.whole_steps * DEPTH).wrapping_sub(1);
+        assert!(self.whole_steps == 0 || last_step * b_stride + PANEL <= b.len());
+        assert!(self.last.is_none_or(|last| last.len() >= DEPTH * PANEL));
+        let (a, b, c) = (a.as_ptr(), b.as_ptr(), values.as_mut_ptr());
+        // SAFETY: the tiles are set up while they live. Rows are `stride` elements of four bytes apart, sixteen of them in a tile, each of
+        // 64 bytes: 16 sums, 16 steps of A, or 16 columns of B, whose rows are steps. The assertions bound what is read and written.
+        unsafe {
+            let d = c.wrapping_add(HEIGHT * stride);
+            match (accumulate, self.short) {
+                (true, true) => asm!(
+                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                    c = in(reg) c, s = in(reg) stride * 4, options(nostack, readonly)),
+                (true, false) => asm!(
+                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                    "tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
+                    c = in(reg) c, d = in(reg) d, s = in(reg) stride * 4, options(nostack, readonly)),
+                (false, _) => asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, nomem)
+                ),
+            }
+            for step in 0..all {
+                let (b, b_stride) = match self.last {
+                    Some(last) if step == self.whole_steps => (last.as_ptr(), PANEL),
+                    _ => (b.wrapping_add(step * DEPTH * b_stride), b_stride),
+                };
+                let a = a.wrapping_add(step * DEPTH);
+                if self.short {
+                    asm!(
+                        "tileloadd tmm4, [{a} + {sa}]",
+                        "tileloadd tmm6, [{b} + {sb}]",
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        "tileloadd tmm7, [{b} + {sb} + 64]",
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        a = in(reg) a, b = in(reg) b, sa = in(reg) a_stride * 4, sb = in(reg) b_stride * 4,
+                        out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack, readonly)
+                    );
+                } else {
+                    asm!(
+                        "tileloadd tmm4, [{a} + {sa}]",
+                        "tileloadd tmm6, [{b} + {sb}]",
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        "tileloadd tmm7, [{b} + {sb} + 64]",
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        "tileloadd tmm5, [{d} + {sa}]",
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        a = in(reg) a, d = in(reg) a.wrapping_add(HEIGHT * a_stride), b = in(reg) b,
+                        sa = in(reg) a_stride * 4, sb = in(reg) b_stride * 4,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack, readonly)
+                    );
+                }
+            }
+            asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
+                c = in(reg) c, s = in(reg) stride * 4, options(nostack));
+            if !self.short {
+                asm!("tilestored [{d} + {s}], tmm2", "tilestored [{d} + {s} + 64], tmm3",
+                    d = in(reg) d, s = in(reg) stride * 4, options(nostack));
+            }
+        }
+    }
+}
