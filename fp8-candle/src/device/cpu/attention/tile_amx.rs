@@ -229,3 +229,98 @@ impl Product<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fp8_core::{Isa, IsaLevel};
+
+    /// The pair of a cell.
+    fn pair(cell: u32) -> [f32; 2] {
+        [cell << 16, cell & 0xFFFF_0000].map(f32::from_bits)
+    }
+
+    /// The definition of a sum.
+    fn defined(
+        steps: usize,
+        a: impl Fn(usize) -> u32,
+        b: impl Fn(usize) -> u32,
+        first: f32,
+    ) -> f32 {
+        let mut total = first;
+        for start in (0..steps).step_by(DEPTH) {
+            let mut parts = [0f32; 2];
+            for step in start..steps.min(start + DEPTH) {
+                let (a, b) = (pair(a(step)), pair(b(step)));
+                for (part, (a, b)) in parts.iter_mut().zip(a.into_iter().zip(b)) {
+                    *part = a.mul_add(b, *part);
+                }
+            }
+            total += parts[0] + parts[1];
+        }
+        total
+    }
+
+    #[test]
+    fn tiles_equal_their_definition() {
+        if Isa::best().level() != IsaLevel::Amx {
+            return;
+        }
+        // Two bf16 between 1 and 4 with signs, in an order without a pattern that sums would see.
+        let cell = |i: usize| {
+            let bits = i.wrapping_mul(2_654_435_761) >> 5;
+            (bits as u32 & 0x80FF_80FF) | 0x3F80_3F80
+        };
+        // SAFETY: the processor has tiles, and this thread has no others.
+        let mut session = unsafe { Session::new() };
+        for rows in [1, 3, 15, 16, 17, 31, 32] {
+            for steps in [0, 1, 15, 16, 20, 32, 45] {
+                // Rows of cells, or columns as weights of keys have them.
+                for (row_stride, step_stride) in [(steps + 3, 1), (1, PANEL), (2, 2 * PANEL)] {
+                    let len = rows * row_stride + (steps + 1) * step_stride.max(1) + ROWS;
+                    let a: Vec<u32> = (0..len).map(cell).collect();
+                    let b_stride = PANEL + 5;
+                    let b: Vec<u32> = (0..(steps + 1) * b_stride).map(|i| cell(i + 999)).collect();
+                    for accumulate in [false, true] {
+                        let stride = PANEL + 7;
+                        let before: Vec<f32> = (0..rows * stride).map(|i| i as f32 / 7.).collect();
+                        let mut values = before.clone();
+                        let rows_of_a = Rows {
+                            cells: &a,
+                            row_stride,
+                            step_stride,
+                        };
+                        let panel = Panel {
+                            cells: &b,
+                            stride: b_stride,
+                            steps,
+                        };
+                        let sums = Sums {
+                            values: &mut values,
+                            stride,
+                            accumulate,
+                        };
+                        session.multiply(rows, rows_of_a, panel, sums);
+                        for (at, (&got, &before)) in values.iter().zip(&before).enumerate() {
+                            let (row, column) = (at / stride, at % stride);
+                            let expected = match column < PANEL {
+                                true => defined(
+                                    steps,
+                                    |step| a[row * row_stride + step * step_stride],
+                                    |step| b[step * b_stride + column],
+                                    if accumulate { before } else { 0. },
+                                ),
+                                false => before,
+                            };
+                            assert_eq!(
+                                got.to_bits(),
+                                expected.to_bits(),
+                                "{rows} rows, {steps} steps of {row_stride} and {step_stride}, row {row} column {column}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
