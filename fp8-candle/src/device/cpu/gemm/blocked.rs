@@ -221,7 +221,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         (task_rows, task_panels)
     }
 
-    /// Multiplies and finishes these rows by these panels.
+    /// Multiplies and finishes these rows by these panels. `stream`: what [`Block::stream`] takes, if tiles write the results past the
+    /// caches.
     pub(super) fn block(
         &self,
         a: &PackedA<'_, E::Value>,

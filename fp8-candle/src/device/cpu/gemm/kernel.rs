@@ -222,7 +222,8 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Computes the sums of `rows` rows by `panels` panels, or adds to them. The rows of `a` and `sums` are padded to a
     /// multiple of 16.
     ///
-    /// `a`: rows packed as A, from the first slice of the sum on; the first of them is a multiple of [`ROWS_STEP`] rows after the first packed one.
+    /// `a`: rows packed as A, from the first slice of the sum on; the first of them is a multiple of [`ROWS_STEP`] rows after the
+    /// first packed one.
     /// `results`: where an engine that writes them puts the results instead of the sums, which then are complete.
     #[allow(clippy::too_many_arguments, reason = "one call")]
     fn multiply<'b>(

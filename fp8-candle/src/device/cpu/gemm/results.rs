@@ -205,13 +205,14 @@ impl<'a> Block<'a> {
                     if let Some(bias) = bias {
                         values = [0, 1].map(|half| _mm512_add_ps(values[half], bias[half]));
                     }
-                    // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
-                    let out = unsafe { out.part(place) }.as_mut_ptr().cast::<f32>();
                     if let Some(stream) = self.stream {
+                        let out = out.address().wrapping_add(place.start).cast_mut().cast();
                         // SAFETY: `len` results; the callers of `Block::stream` and `Results::block` guarantee the rest.
                         unsafe { stream.write([self.row + row, self.col], out, values, masks) };
                         continue;
                     }
+                    // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
+                    let out = unsafe { out.part(place) }.as_mut_ptr().cast::<f32>();
                     // SAFETY: a masked store writes no element outside of its mask, which has `len`.
                     unsafe {
                         _mm512_mask_storeu_ps(out, masks[0], values[0]);

@@ -26,7 +26,7 @@ pub(super) struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Whether there is but one tile of rows.
+    /// Whether one tile takes all rows.
     fn short(&self) -> bool {
         self.count <= ROWS
     }
