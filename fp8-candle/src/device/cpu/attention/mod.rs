@@ -1,11 +1,11 @@
 //! Attention in tiles: for each block of queries the scores of the keys that it sees, in a buffer of that many rows, then the
-//! softmax in f32, then the sum of the values. Products run on the bf16 units or in f32.
+//! softmax in f32, then the sum of the values. Products run on tiles or units of bf16, or in f32.
 //!
 //! A block is worked on by one thread, and the division into tasks depends on the sizes alone, so that results are the same for
 //! any number of threads.
 //!
 //! The result of a query does not depend on the queries beside it, nor on keys that it does not see: the sum over features is
-//! one chain, and sums over keys go by their places in the sequence, with weights of exactly 0 for keys that are hidden. So a
+//! one chain (on tiles, of sums of 16 pairs), and sums over keys go by their places in the sequence, with weights of exactly 0 for keys that are hidden. So a
 //! few queries over a cache (`few.rs`) give what they give among all queries of the sequence.
 
 #[cfg(target_arch = "x86_64")]

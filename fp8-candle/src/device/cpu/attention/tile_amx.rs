@@ -6,7 +6,6 @@
 
 use super::super::gemm::{Tiles, transpose_16};
 use super::layout::{PANEL, Panel, Rows, Sums};
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Steps of a tile.
@@ -156,77 +155,18 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    fn run(&self, _tiles: &Tiles, (values, stride): (&mut [f32], usize), accumulate: bool) {
-        let (height, (a, a_stride), (b, b_stride)) =
-            (if self.short { HEIGHT } else { ROWS }, self.a, self.b);
-        let all = self.whole_steps + usize::from(self.last.is_some());
-        assert!((height - 1) * stride + PANEL <= values.len());
-        assert!(all == 0 || (height - 1) * a_stride + all * DEPTH <= a.len());
-        let last_step = (self.whole_steps * DEPTH).wrapping_sub(1);
-        assert!(self.whole_steps == 0 || last_step * b_stride + PANEL <= b.len());
-        assert!(self.last.is_none_or(|last| last.len() >= DEPTH * PANEL));
-        let (a, b, c) = (a.as_ptr(), b.as_ptr(), values.as_mut_ptr());
-        // SAFETY: the tiles are set up while they live. Rows are `stride` elements of four bytes apart, sixteen of them in a tile, each of
-        // 64 bytes: 16 sums, 16 steps of A, or 16 columns of B, whose rows are steps. The assertions bound what is read and written.
-        unsafe {
-            let d = c.wrapping_add(HEIGHT * stride);
-            match (accumulate, self.short) {
-                (true, true) => asm!(
-                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
-                    c = in(reg) c, s = in(reg) stride * 4, options(nostack, readonly)),
-                (true, false) => asm!(
-                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
-                    "tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
-                    c = in(reg) c, d = in(reg) d, s = in(reg) stride * 4, options(nostack, readonly)),
-                (false, _) => asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nostack, nomem)
-                ),
-            }
-            for step in 0..all {
-                let (b, b_stride) = match self.last {
-                    Some(last) if step == self.whole_steps => (last.as_ptr(), PANEL),
-                    _ => (b.wrapping_add(step * DEPTH * b_stride), b_stride),
-                };
-                let a = a.wrapping_add(step * DEPTH);
-                if self.short {
-                    asm!(
-                        "tileloadd tmm4, [{a} + {sa}]",
-                        "tileloadd tmm6, [{b} + {sb}]",
-                        "tdpbf16ps tmm0, tmm4, tmm6",
-                        "tileloadd tmm7, [{b} + {sb} + 64]",
-                        "tdpbf16ps tmm1, tmm4, tmm7",
-                        a = in(reg) a, b = in(reg) b, sa = in(reg) a_stride * 4, sb = in(reg) b_stride * 4,
-                        out("tmm4") _, out("tmm6") _, out("tmm7") _,
-                        options(nostack, readonly)
-                    );
-                } else {
-                    asm!(
-                        "tileloadd tmm4, [{a} + {sa}]",
-                        "tileloadd tmm6, [{b} + {sb}]",
-                        "tdpbf16ps tmm0, tmm4, tmm6",
-                        "tileloadd tmm7, [{b} + {sb} + 64]",
-                        "tdpbf16ps tmm1, tmm4, tmm7",
-                        "tileloadd tmm5, [{d} + {sa}]",
-                        "tdpbf16ps tmm2, tmm5, tmm6",
-                        "tdpbf16ps tmm3, tmm5, tmm7",
-                        a = in(reg) a, d = in(reg) a.wrapping_add(HEIGHT * a_stride), b = in(reg) b,
-                        sa = in(reg) a_stride * 4, sb = in(reg) b_stride * 4,
-                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                        options(nostack, readonly)
-                    );
-                }
-            }
-            asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
-                c = in(reg) c, s = in(reg) stride * 4, options(nostack));
-            if !self.short {
-                asm!("tilestored [{d} + {s}], tmm2", "tilestored [{d} + {s} + 64], tmm3",
-                    d = in(reg) d, s = in(reg) stride * 4, options(nostack));
-            }
+    fn run(&self, tiles: &Tiles, (values, stride): (&mut [f32], usize), accumulate: bool) {
+        let ((a, a_stride), (b, b_stride)) = (self.a, self.b);
+        tiles.start(self.short, accumulate.then_some((&*values, stride)));
+        for step in 0..self.whole_steps {
+            let (a, b) = (&a[step * DEPTH..], &b[step * DEPTH * b_stride..]);
+            tiles.step(self.short, false, (a, a_stride), (b, b_stride));
         }
+        if let Some(last) = self.last {
+            let a = &a[self.whole_steps * DEPTH..];
+            tiles.step(self.short, false, (a, a_stride), (last, PANEL));
+        }
+        tiles.finish(self.short, (values, stride));
     }
 }
 

@@ -108,7 +108,7 @@ impl Tiles {
             To::Sums { sums, accumulate } => accumulate.then_some(sums),
             To::Results { before, .. } => before.as_mut(),
         };
-        self.start(a.short(), before);
+        self.start(a.short(), before.map(|sums| (&*sums.values, sums.stride)));
         let (first, rest) = b.split_at(b.len().min((SLICE - a.skip) * PANEL));
         let slices = std::iter::once(first).chain(rest.chunks(SLICE * PANEL));
         let (mut start, mut row) = (a.skip, 0);
@@ -120,19 +120,16 @@ impl Tiles {
                     results.prefetch(row.min(rows)..(row + 2).min(rows));
                     row += 2;
                 }
-                self.step(a.short(), a.streamed, &values[step * DEPTH..], b);
+                let a_rows = (&values[step * DEPTH..], SLICE_STRIDE);
+                self.step(a.short(), a.streamed, a_rows, (b, 2 * PANEL));
             }
             start = 0;
         }
         match to {
-            To::Sums { mut sums, .. } => self.finish(a.short(), &mut sums),
+            To::Sums { sums, .. } => self.finish(a.short(), (sums.values, sums.stride)),
             To::Results { results, .. } => {
                 let mut tile = self.sums.borrow_mut();
-                let mut sums = Sums {
-                    values: &mut tile.0,
-                    stride: PANEL,
-                };
-                self.finish(a.short(), &mut sums);
+                self.finish(a.short(), (&mut tile.0, PANEL));
                 // SAFETY: every processor with AMX has these instructions.
                 unsafe { results.write_sums(rows, &tile.0) };
             }
@@ -155,7 +152,7 @@ impl Tiles {
         #[repr(C, align(64))]
         struct Pieces([[u16; STEP]; 2]);
         let mut pieces = Pieces([[0; STEP]; 2]);
-        self.start(short, accumulate.then_some(&mut *sums));
+        self.start(short, accumulate.then_some((&*sums.values, sums.stride)));
         if steps > 0 {
             piece(0, &mut pieces.0[0]);
         }
@@ -163,14 +160,15 @@ impl Tiles {
             if step + 1 < steps {
                 piece(step + 1, &mut pieces.0[(step + 1) % 2]);
             }
-            self.step(short, false, &a[step * DEPTH..], &pieces.0[step % 2]);
+            let a = (&a[step * DEPTH..], SLICE_STRIDE);
+            self.step(short, false, a, (&pieces.0[step % 2], 2 * PANEL));
         }
-        self.finish(short, sums);
+        self.finish(short, (&mut *sums.values, sums.stride));
     }
 
-    /// Begins with zeros, or with the sums `before`.
-    fn start(&self, short: bool, before: Option<&mut Sums<'_>>) {
-        let Some(before) = before else {
+    /// Begins with zeros, or with the sums `before` and their distance from row to row.
+    pub(in super::super) fn start(&self, short: bool, before: Option<(&[f32], usize)>) {
+        let Some((values, stride)) = before else {
             // SAFETY: the tiles are set up while `self` lives.
             return unsafe {
                 asm!(
@@ -182,8 +180,10 @@ impl Tiles {
                 );
             };
         };
-        let (top, bottom, stride) = before.tiles(short);
-        // SAFETY: the tiles are set up while `self` lives; `Sums::tiles` has checked the rows that are read.
+        let [top, bottom] =
+            rows_of(short, values.len(), stride).map(|at| values.as_ptr().wrapping_add(at));
+        let stride = 4 * stride;
+        // SAFETY: the tiles are set up while `self` lives; `rows_of` has checked the rows that are read.
         unsafe {
             asm!("tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
                 c = in(reg) top, s = in(reg) stride, options(nostack, readonly));
@@ -194,14 +194,21 @@ impl Tiles {
         }
     }
 
-    /// [`DEPTH`] indices of the sum. `streamed`: see [`Rows`].
+    /// [`DEPTH`] indices of the sum, from rows of A and of B, each of 64 and 128 bytes, with their distances in elements: 16 or 32 rows,
+    /// and 16 pairs of indices. `streamed`: see [`Rows`].
     #[inline]
-    fn step(&self, short: bool, streamed: bool, a: &[u16], b: &[u16]) {
-        const A_STRIDE: usize = SLICE_STRIDE * 2;
-        const B_STRIDE: usize = PANEL * 4;
-        let rows = if short { ROWS } else { 2 * ROWS };
-        assert!(a.len() >= (rows - 1) * SLICE_STRIDE + DEPTH && b.len() >= STEP);
+    pub(in super::super) fn step<T>(
+        &self,
+        short: bool,
+        streamed: bool,
+        (a, a_stride): (&[T], usize),
+        (b, b_stride): (&[T], usize),
+    ) {
+        let (rows, line) = (if short { ROWS } else { 2 * ROWS }, 64 / size_of::<T>());
+        assert!(a.len() >= (rows - 1) * a_stride + line);
+        assert!(b.len() >= (DEPTH / 2 - 1) * b_stride + 2 * line);
         let (a, b) = (a.as_ptr(), b.as_ptr());
+        let [a_stride, b_stride] = [a_stride, b_stride].map(|stride| stride * size_of::<T>());
         macro_rules! multiply {
             ($load:literal, short) => {
                 asm!(
@@ -210,7 +217,7 @@ impl Tiles {
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    a = in(reg) a, b = in(reg) b, sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    a = in(reg) a, b = in(reg) b, sa = in(reg) a_stride, sb = in(reg) b_stride,
                     out("tmm4") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
                 )
@@ -225,16 +232,15 @@ impl Tiles {
                     concat!($load, " tmm5, [{d} + {sa}]"),
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7",
-                    a = in(reg) a, d = in(reg) a.byte_add(ROWS * A_STRIDE), b = in(reg) b,
-                    sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    a = in(reg) a, d = in(reg) a.byte_add(ROWS * a_stride), b = in(reg) b,
+                    sa = in(reg) a_stride, sb = in(reg) b_stride,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
                 )
             };
         }
-        // SAFETY: the tiles are set up while `self` lives. Rows of A lie A_STRIDE bytes apart, sixteen of them in a
-        // tile, each of 64 bytes (DEPTH elements); rows of B are pairs of sum indices, B_STRIDE bytes apart, 64 bytes
-        // for 16 columns. The assertion bounds what is read.
+        // SAFETY: the tiles are set up while `self` lives. Sixteen rows of A are a tile, each of 64 bytes (DEPTH
+        // elements); rows of B are pairs of sum indices, 64 bytes for 16 columns. The assertions bound what is read.
         unsafe {
             match (short, streamed) {
                 (true, false) => multiply!("tileloadd", short),
@@ -245,9 +251,12 @@ impl Tiles {
         }
     }
 
-    fn finish(&self, short: bool, sums: &mut Sums<'_>) {
-        let (top, bottom, stride) = sums.tiles(short);
-        // SAFETY: the tiles are set up while `self` lives; `Sums::tiles` has checked the rows that are written.
+    /// Writes the sums, in rows that are `stride` apart.
+    pub(in super::super) fn finish(&self, short: bool, (values, stride): (&mut [f32], usize)) {
+        let [top, bottom] =
+            rows_of(short, values.len(), stride).map(|at| values.as_mut_ptr().wrapping_add(at));
+        let stride = 4 * stride;
+        // SAFETY: the tiles are set up while `self` lives; `rows_of` has checked the rows that are written.
         unsafe {
             asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
                 c = in(reg) top, s = in(reg) stride, options(nostack));
@@ -262,14 +271,11 @@ impl Tiles {
 /// Elements of B that a step multiplies.
 const STEP: usize = PANEL * DEPTH;
 
-impl Sums<'_> {
-    /// The upper and the lower sixteen rows, and the bytes from row to row.
-    fn tiles(&mut self, short: bool) -> (*mut f32, *mut f32, usize) {
-        let rows = if short { 16 } else { 32 };
-        assert!(self.values.len() >= (rows - 1) * self.stride + PANEL);
-        let top = self.values.as_mut_ptr();
-        (top, top.wrapping_add(16 * self.stride), self.stride * 4)
-    }
+/// Where the upper and the lower sixteen of these rows of sums begin.
+fn rows_of(short: bool, len: usize, stride: usize) -> [usize; 2] {
+    let rows = if short { ROWS } else { 2 * ROWS };
+    assert!(len >= (rows - 1) * stride + PANEL);
+    [0, ROWS * stride]
 }
 
 impl Drop for Tiles {
