@@ -1,5 +1,6 @@
 //! 64 codes at a time into bf16 values, with AVX-512 VBMI. Every FP8 value is exact in bf16.
 
+use super::layout::PANEL;
 use fp8_core::Format;
 use std::arch::x86_64::*;
 
@@ -140,6 +141,18 @@ impl Decoder {
         }
         (low, high)
     }
+}
+
+/// What [`Decoder::decode_scaled`] adds to pairs of values, from what is added to the values of each column.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+pub(super) fn added_to_pairs(columns: &[u16; PANEL]) -> [__m512i; 2] {
+    [0, 16].map(|first| {
+        // SAFETY: 16 of the 32 columns.
+        let columns = unsafe { _mm256_loadu_si256(columns.as_ptr().add(first).cast()) };
+        let wide = _mm512_cvtepu16_epi32(columns);
+        _mm512_or_si512(wide, _mm512_slli_epi32::<16>(wide))
+    })
 }
 
 /// Prefetches `ahead` bytes after `start`.

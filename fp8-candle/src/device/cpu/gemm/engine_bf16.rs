@@ -106,8 +106,7 @@ impl Engine for Bf16Engine {
     }
 
     fn folds(self) -> bool {
-        // The kernels of few rows for AMX do not.
-        !self.amx
+        true
     }
 
     fn fold(self, exponents: &Exponents, kept: Range<usize>, start: usize, values: &mut [u16]) {
@@ -263,21 +262,26 @@ impl Engine for Bf16Engine {
                     }
                     (Some(_), Panel::Packed(_)) if rows <= few_amx::ROWS => {
                         together = few_amx::panels_at_once(rows).min(panels - index);
-                        let codes = packed_of(&panel, index..index + together);
-                        let codes = codes.map(|panel| panel.codes);
-                        let (codes, a) = (&codes[..together], &a[mode.skip..]);
+                        let packed = packed_of(&panel, index..index + together);
+                        let (packed, a) = (&packed[..together], &a[mode.skip..]);
                         // SAFETY: a session exists only where these instructions do.
                         unsafe {
-                            few_amx::multiply(&session.decoder, rows, a, codes, sums, accumulate);
+                            few_amx::multiply(&session.decoder, rows, a, packed, sums, accumulate);
                         }
                     }
                     (Some(tiles), Panel::Packed(packed)) => {
                         let a = &a[mode.skip..];
                         let (pieces, _) = packed.codes.as_chunks::<{ PANEL * DEPTH }>();
                         let piece = |step: usize, values: &mut [u16]| {
+                            let (decoder, codes) = (&session.decoder, &pieces[step]);
                             // SAFETY: a session exists only where these instructions do.
                             unsafe {
-                                pack_bf16::decode_panel(&session.decoder, &pieces[step], values);
+                                if packed.added.is_empty() {
+                                    pack_bf16::decode_panel(decoder, codes, values);
+                                } else {
+                                    let added = packed.added_at(step);
+                                    pack_bf16::decode_scaled(decoder, codes, added, values);
+                                }
                             }
                         };
                         let short = rows - row <= ROWS;

@@ -3,10 +3,10 @@
 //!
 //! `tdpbf16ps` multiplies 32 indices of the sum at a time: it adds the products of even indices to one sum and those of odd indices to
 //! another, each with one rounding and starting with zero, then both together, and the result to the tile. (It takes subnormal numbers as
-//! zero; products of FP8 values and their sums are never that small.)
+//! zero; products of FP8 values and their sums are never that small, nor with scales folded into them, see `exponents.rs`.)
 
-use super::decoder::{Decoder, prefetch};
-use super::kernel::Sums;
+use super::decoder::{Decoder, added_to_pairs, prefetch};
+use super::kernel::{PackedPanel, Sums};
 use super::layout::{DEPTH, PANEL, SLICE_STRIDE};
 use std::arch::x86_64::*;
 
@@ -20,23 +20,35 @@ pub(super) const fn panels_at_once(rows: usize) -> usize {
 
 /// Computes the sums of `rows` rows by some panels of 32 columns, or adds to them.
 ///
-/// `a`: rows of a slice packed as A, from the first index of the sum on; `codes`: up to [`panels_at_once`] neighbouring panels from that
+/// `a`: rows of a slice packed as A, from the first index of the sum on; `packed`: up to [`panels_at_once`] neighbouring panels from that
 /// index on, of a length that is a multiple of [`DEPTH`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn multiply(
     decoder: &Decoder,
     rows: usize,
     a: &[u16],
-    codes: &[&[u8]],
+    packed: &[PackedPanel<'_>],
     sums: Sums<'_>,
     accumulate: bool,
 ) {
-    match (rows, codes) {
-        (1, &[codes]) => tile::<1, 1>(decoder, a, [codes], sums, accumulate),
-        (1, &[first, second]) => tile::<1, 2>(decoder, a, [first, second], sums, accumulate),
-        (2, &[codes]) => tile::<2, 1>(decoder, a, [codes], sums, accumulate),
-        (rows, codes) => unreachable!("a tile of {rows} rows by {} panels", codes.len()),
+    macro_rules! tile {
+        ($($rows:literal x $panels:literal)+) => {
+            match (rows, packed.len()) {
+                $(
+                    ($rows, $panels) => {
+                        let panels: [_; $panels] = std::array::from_fn(|panel| packed[panel]);
+                        if panels[0].added.is_empty() {
+                            tile::<$rows, $panels, false>(decoder, a, panels, sums, accumulate);
+                        } else {
+                            tile::<$rows, $panels, true>(decoder, a, panels, sums, accumulate);
+                        }
+                    }
+                )+
+                (rows, panels) => unreachable!("a tile of {rows} rows by {panels} panels"),
+            }
+        };
     }
+    tile!(1 x 1 1 x 2 2 x 1);
 }
 
 /// The values of even and of odd indices of pairs of bf16.
@@ -47,23 +59,19 @@ fn parts(pairs: __m512i) -> [__m512; 2] {
     [_mm512_slli_epi32::<16>(pairs), odd].map(|bits| _mm512_castsi512_ps(bits))
 }
 
-/// `R` rows by `P` panels.
+/// `R` rows by `P` panels, to whose exponents something is added where `SCALED`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
-fn tile<const R: usize, const P: usize>(
+fn tile<const R: usize, const P: usize, const SCALED: bool>(
     decoder: &Decoder,
     a: &[u16],
-    codes: [&[u8]; P],
+    panels: [PackedPanel<'_>; P],
     sums: Sums<'_>,
     accumulate: bool,
 ) {
     const PAIR: usize = 2 * PANEL;
-    let steps = codes[0].len() / (PANEL * DEPTH);
-    assert!(
-        R > 0
-            && codes
-                .iter()
-                .all(|codes| codes.len() == steps * PANEL * DEPTH)
-    );
+    let steps = panels[0].codes.len() / (PANEL * DEPTH);
+    let whole = |panel: &PackedPanel<'_>| panel.codes.len() == steps * PANEL * DEPTH;
+    assert!(R > 0 && panels.iter().all(whole));
     assert!(steps == 0 || (R - 1) * SLICE_STRIDE + steps * DEPTH <= a.len());
     let zero = [[[_mm512_setzero_ps(); 2]; R]; P];
     let mut total = zero;
@@ -82,6 +90,12 @@ fn tile<const R: usize, const P: usize>(
     }
     for step in 0..steps {
         let (mut even, mut odd) = (zero, zero);
+        let mut added = [[_mm512_setzero_si512(); 2]; P];
+        if SCALED {
+            for (panel, added) in panels.iter().zip(&mut added) {
+                *added = added_to_pairs(panel.added_at(step));
+            }
+        }
         for pair in step * (DEPTH / 2)..(step + 1) * (DEPTH / 2) {
             let a = std::array::from_fn::<_, R, _>(|row| {
                 // SAFETY: two elements, by the assertion on the last row and step.
@@ -89,14 +103,17 @@ fn tile<const R: usize, const P: usize>(
                 // SAFETY: as above.
                 parts(_mm512_set1_epi32(unsafe { a.read_unaligned() }))
             });
-            for (panel, codes) in codes.iter().enumerate() {
+            for (panel, packed) in panels.iter().enumerate() {
                 // SAFETY: each panel holds the codes of `steps * DEPTH / 2` pairs.
                 let codes = unsafe {
-                    let codes = codes.as_ptr().add(pair * PAIR);
+                    let codes = packed.codes.as_ptr().add(pair * PAIR);
                     prefetch(codes, AHEAD / P);
                     _mm512_loadu_si512(codes.cast())
                 };
-                let (left, right) = decoder.decode(codes);
+                let (left, right) = match SCALED {
+                    true => decoder.decode_scaled(codes, added[panel]),
+                    false => decoder.decode(codes),
+                };
                 for (half, b) in [parts(left), parts(right)].into_iter().enumerate() {
                     for (row, a) in a.iter().enumerate() {
                         let (even, odd) = (&mut even[panel][row][half], &mut odd[panel][row][half]);
@@ -133,6 +150,7 @@ const AHEAD: usize = 8192;
 
 #[cfg(test)]
 mod tests {
+    use super::super::exponents::with_added;
     use super::super::pack_bf16;
     use super::super::tile_amx::{self, Tiles};
     use super::*;
@@ -159,7 +177,7 @@ mod tests {
         (x.to_bits() >> 16) as u16
     }
 
-    /// Sums as they are defined, and as tiles compute them where there are tiles.
+    /// Sums as they are defined, and as tiles compute them where there are tiles; with and without something added to exponents.
     #[test]
     fn few_rows_are_summed_as_tiles_sum_them() {
         let Some(isa) = Isa::available().last() else {
@@ -187,12 +205,36 @@ mod tests {
             [0, 77_777].map(|first| (0..PANEL * LEN).map(|i| code(i + first)).collect());
         // SAFETY: the processor has the instructions of this level.
         let decoder = unsafe { Decoder::new(format) };
-        let mut values = vec![vec![0u16; PANEL * LEN]; 2];
-        for (codes, values) in codes.iter().zip(&mut values) {
-            // SAFETY: as above.
-            unsafe { pack_bf16::decode_panel(&decoder, codes, values) };
-        }
-        for (rows, panels) in [(1, 1), (1, 2), (2, 1)] {
+        let added: [Vec<u16>; 2] = [3, 8].map(|factor| {
+            let below = |i: usize| ((i * factor) % 47) as i16;
+            let all = 0..STEPS * PANEL;
+            all.map(|i| (-(below(i) << 7)) as u16).collect()
+        });
+        for (rows, panels, scaled) in [
+            (1, 1, false),
+            (1, 2, false),
+            (2, 1, false),
+            (1, 1, true),
+            (1, 2, true),
+            (2, 1, true),
+        ] {
+            let mut values = vec![vec![0u16; PANEL * LEN]; 2];
+            for ((codes, added), values) in codes.iter().zip(&added).zip(&mut values) {
+                // SAFETY: as above.
+                unsafe { pack_bf16::decode_panel(&decoder, codes, values) };
+                for (i, value) in values.iter_mut().enumerate().filter(|_| scaled) {
+                    let (segment, column) = (i / (DEPTH * PANEL), i / 2 % PANEL);
+                    *value = with_added(*value, added[segment * PANEL + column]);
+                }
+            }
+            let packed: Vec<_> = codes[..panels]
+                .iter()
+                .zip(&added)
+                .map(|(codes, added)| PackedPanel {
+                    codes,
+                    added: if scaled { added } else { &[] },
+                })
+                .collect();
             for accumulate in [false, true] {
                 let start: Vec<f32> = (0..16 * 2 * PANEL).map(|i| i as f32 / 7.).collect();
                 let mut few = start.clone();
@@ -200,9 +242,8 @@ mod tests {
                     values: &mut few,
                     stride: 2 * PANEL,
                 };
-                let codes: Vec<&[u8]> = codes[..panels].iter().map(Vec::as_slice).collect();
                 // SAFETY: as above.
-                unsafe { multiply(&decoder, rows, &packed_a, &codes, sums, accumulate) };
+                unsafe { multiply(&decoder, rows, &packed_a, &packed, sums, accumulate) };
                 let mut tiled = start.clone();
                 if isa.level() == IsaLevel::Amx {
                     // SAFETY: the processor has tiles, and this thread has no others.

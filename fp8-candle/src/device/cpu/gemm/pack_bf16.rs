@@ -1,8 +1,10 @@
 //! From codes, or from values in bf16, to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the layouts are those
 //! of `layout.rs`.
 
-use super::decoder::{Decoder, load, prefetch};
+use super::decoder::{Decoder, added_to_pairs, load, prefetch};
 use super::kernel::Matrix;
+#[cfg(doc)]
+use super::kernel::PackedPanel;
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, padded};
 use super::tile_bf16;
 use crate::base::parallel::shared::Shared;
@@ -242,9 +244,27 @@ pub(super) fn pack_b<S: Source>(
 /// Decodes packed codes into values packed as B.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
+    decode_pairs(packed, dst, |codes| decoder.decode(codes));
+}
+
+/// [`decode_panel`] of one segment of the sum, with what [`PackedPanel::added_at`] says for it added.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+pub(super) fn decode_scaled(
+    decoder: &Decoder,
+    packed: &[u8; PANEL * DEPTH],
+    added: &[u16; PANEL],
+    dst: &mut [u16],
+) {
+    let added = added_to_pairs(added);
+    decode_pairs(packed, dst, |codes| decoder.decode_scaled(codes, added));
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+fn decode_pairs(packed: &[u8], dst: &mut [u16], decode: impl Fn(__m512i) -> (__m512i, __m512i)) {
     for (codes, dst) in packed.chunks_exact(64).zip(dst.chunks_exact_mut(64)) {
         prefetch(codes.as_ptr(), 4096);
-        let (low, high) = decoder.decode(load(codes));
+        let (low, high) = decode(load(codes));
         store(low, dst);
         store(high, &mut dst[32..]);
     }

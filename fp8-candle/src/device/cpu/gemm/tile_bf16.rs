@@ -1,7 +1,7 @@
 //! Tiles of sums with `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, or few rows by several panels, in up to 24
 //! registers.
 
-use super::decoder::{Decoder, prefetch};
+use super::decoder::{Decoder, added_to_pairs, prefetch};
 use super::kernel::{PackedPanel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS_STEP, SLICE_STRIDE};
 use super::prefetch::Ahead;
@@ -137,18 +137,6 @@ const fn strides<const R: usize, const PAIRS: bool>() -> (usize, usize) {
     if PAIRS { (2, 2 * R) } else { (SLICE_STRIDE, 2) }
 }
 
-/// What is added to the bits of the values of pairs, from what is added to each column.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn added_to_pairs(columns: &[u16; PANEL]) -> [__m512i; 2] {
-    [0, 16].map(|first| {
-        // SAFETY: 16 of the 32 columns.
-        let columns = unsafe { _mm256_loadu_si256(columns.as_ptr().add(first).cast()) };
-        let wide = _mm512_cvtepu16_epi32(columns);
-        _mm512_or_si512(wide, _mm512_slli_epi32::<16>(wide))
-    })
-}
-
 /// `R` rows by `P` neighbouring panels. `panels`: values, or codes where `PACKED`, to whose exponents something is added where
 /// `SCALED`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
@@ -184,8 +172,7 @@ fn tile<
     for pair in 0..pairs {
         if SCALED && pair.is_multiple_of(DEPTH / 2) {
             for (panel, added) in panels.iter().zip(&mut added) {
-                let (segments, _) = panel.added.as_chunks();
-                *added = added_to_pairs(&segments[pair / (DEPTH / 2)]);
+                *added = added_to_pairs(panel.added_at(pair / (DEPTH / 2)));
             }
         }
         if !PACKED {

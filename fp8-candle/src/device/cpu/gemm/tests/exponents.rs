@@ -92,7 +92,8 @@ fn scales_of_any_size_scale_their_groups() {
     }
 }
 
-/// A row has the same bits alone, among others, and by packed codes: what cannot be folded in one row does not change another.
+/// A row has the same bits alone, among others, and by packed codes, which are decoded by other kernels for 1, 2, and more rows: what
+/// cannot be folded in one row does not change another.
 #[test]
 #[cfg_attr(miri, ignore = "takes hours")]
 fn a_row_does_not_depend_on_the_scales_of_others() {
@@ -105,21 +106,23 @@ fn a_row_does_not_depend_on_the_scales_of_others() {
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for isa in Isa::available() {
         let all = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
-        for row in 0..m {
-            let alone = Operand {
-                codes: a.codes[row * k..][..k].to_vec(),
-                scales: a.scales[row * groups..][..groups].to_vec(),
-                sizes: (1, k),
+        let alone = (0..m).map(|row| (row, 1));
+        for (row, count) in alone.chain([(2, 2), (8, 3), (7, 14), (1, 18), (0, m)]) {
+            let some = Operand {
+                codes: a.codes[row * k..][..count * k].to_vec(),
+                scales: a.scales[row * groups..][..count * groups].to_vec(),
+                sizes: (count, k),
                 ..a
             };
-            let expected = bits(&all[row * n..][..n]);
-            let y = multiply::<f32>(isa, &alone.row_major(), &b.row_major(), None);
-            assert_eq!(bits(&y), expected, "{isa:?}, row {row}");
+            let expected = bits(&all[row * n..][..count * n]);
+            let y = multiply::<f32>(isa, &some.row_major(), &b.row_major(), None);
+            assert_eq!(bits(&y), expected, "{isa:?}, row {row}, {count} rows");
             if let Some(order) = packed_order(isa) {
                 let packed = pack_codes(order, &b.codes, n, k);
                 let b = b.side(Elements::Panels(order, &packed));
-                let y = multiply::<f32>(isa, &alone.row_major(), &b, None);
-                assert_eq!(bits(&y), expected, "{isa:?}, row {row}, packed codes");
+                let y = multiply::<f32>(isa, &some.row_major(), &b, None);
+                let rows = format!("row {row}, {count} rows");
+                assert_eq!(bits(&y), expected, "{isa:?}, {rows}, packed codes");
             }
         }
     }
