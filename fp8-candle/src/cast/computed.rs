@@ -8,19 +8,21 @@ use crate::cast::quantizer::{Encoded, Quantizer};
 use crate::cast::replay::Replay;
 use crate::cast::state::Scales;
 use crate::cast::tensor::Quantized;
-use crate::device::{Codes, backend, encode_filled, made_casts};
+use crate::device::cpu::elements::{for_dtype, with_slices};
+use crate::device::{Codes, MadeRows, Stored, backend, encode_rows, made_casts};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
 
 impl Quantizer {
-    /// [`Quantizer::quantize`] for a product over the columns, of the tensor of shape `dims` on the CPU whose elements from `start` on
-    /// `fill(start, rows)` writes, whole rows at a time. None if one pass is not enough: if the scale depends on the tensor
+    /// [`Quantizer::quantize`] for a product over the columns, of a tensor of shape `dims` on the CPU whose rows `made` gives; with
+    /// `sum_rows` also the sums over its rows, in that dtype. None if one pass is not enough: if the scale depends on the tensor
     /// or there are several, if rounding is stochastic, or if a hook needs the tensor.
     pub(crate) fn quantize_rows<T: HighPrecision>(
         &self,
         dims: &[usize],
-        fill: impl Fn(usize, &mut [T]) + Sync,
-    ) -> Result<Option<Quantized>> {
+        sum_rows: Option<DType>,
+        made: &impl MadeRows<T>,
+    ) -> Result<Option<(Quantized, Option<Tensor>)>> {
         let Some((quantizer, scales)) = self.one_pass()? else {
             return Ok(None);
         };
@@ -28,21 +30,22 @@ impl Quantizer {
         let (rows, cols) = matrix_dims(dims);
         let grid = ScaleGrid::tensorwise(rows, cols);
         let cast = quantizer.spec.cast;
-        let (codes, amax) = encode_filled(&grid, &scales.0, &cast, fill)?;
+        let result = encode_rows(&grid, &scales.0, &cast, sum_rows, made)?;
         let amax = match quantizer.observers.training_recorder() {
-            Some(_) => Some(Tensor::from_slice(&[amax], 1, &Device::Cpu)?),
+            Some(_) => Some(Tensor::from_slice(&[result.amax], 1, &Device::Cpu)?),
             None => None,
         };
         let encoded = Encoded {
             codes: Codes {
-                row_major: Some(codes.reshape(dims)?),
+                row_major: Some(result.codes.reshape(dims)?),
                 transposed: None,
             },
             scales,
             amax,
             cast,
         };
-        quantizer.finish(encoded, dims, Contraction::Cols).map(Some)
+        let quantized = quantizer.finish(encoded, dims, Contraction::Cols)?;
+        Ok(Some((quantized, result.sums)))
     }
 
     /// [`Quantizer::quantize_for`] over the columns of a matrix that a device computes as it casts it. None where
@@ -59,6 +62,13 @@ impl Quantizer {
         both: bool,
         sum_rows: Option<DType>,
     ) -> Result<Option<(Quantized, Option<Tensor>)>> {
+        if let (Made::Stored(x), true) = (made, made.like().device().is_cpu()) {
+            return for_dtype!("quantize", "the tensor", x.dtype(), T => {
+                with_slices([x], |[values]: [&[T]; 1]| {
+                    self.quantize_rows(x.dims(), sum_rows, &Stored(values))
+                })?
+            });
+        }
         let device = made_casts(made.like().device());
         let Some(device) = device.filter(|device| device.supports(made, &self.spec.cast)) else {
             return Ok(None);
@@ -189,6 +199,51 @@ mod tests {
         Ok(())
     }
 
+    /// Gradients of activations and tensors that are there: codes, amaxes and sums over rows are those of separate passes.
+    #[test]
+    fn sums_beside_a_cast_are_those_of_a_pass_of_their_own() -> Result<()> {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            for dims in [vec![3, 8], vec![2, 70, 128], vec![900, 96], vec![2, 10_000]] {
+                let x = wave(&dims, dtype)?;
+                for activation in [None, Some(Activation::Gelu), Some(Activation::SwiGlu)] {
+                    let (quantizer, slot) = delayed()?;
+                    let step = StepCells::new(slot.table())?;
+                    let quantizer = quantizer.with_recorder(AmaxRecorder::new(step, 0, true));
+                    let (got, values) = match activation {
+                        None => {
+                            let made = Made::Stored(&x);
+                            let cast = quantizer.quantize_and_sum(&made, true, Some(DType::F32))?;
+                            (cast, x.clone())
+                        }
+                        Some(activation) => {
+                            let grad = wave(&activation.result_dims(&dims), dtype)?;
+                            let (cast, sum) = ((&quantizer, true), Some(DType::F32));
+                            (
+                                activation.cast_gradient(&x, &grad, cast, sum)?,
+                                activation.backward(&x, &grad)?,
+                            )
+                        }
+                    };
+                    let Some((got, Some(sums))) = got else {
+                        panic!("not cast");
+                    };
+                    let at = format!("{dtype:?} {dims:?} {activation:?}");
+                    let expected = quantizer.quantize(&values, Contraction::Cols)?;
+                    let bits = |q: &Quantized| q.tensor.codes().flatten_all()?.to_vec1::<u8>();
+                    assert_eq!(bits(&got)?, bits(&expected)?, "{at}");
+                    let amax = |q: &Quantized| -> Result<Vec<f32>> {
+                        Ok(q.amax.as_ref().unwrap().to_vec1()?)
+                    };
+                    assert_eq!(amax(&got)?, amax(&expected)?, "{at}");
+                    let matrix = values.reshape(matrix_dims(&dims))?;
+                    let alone = backend(&Device::Cpu)?.sum_rows(&matrix, DType::F32)?;
+                    assert_eq!(sums.to_vec1::<f32>()?, alone.to_vec1::<f32>()?, "{at}");
+                }
+            }
+        }
+        Ok(())
+    }
+
     #[derive(Debug)]
     struct Sees;
 
@@ -213,7 +268,7 @@ mod tests {
             }
         };
         let casts = |quantizer: &Quantizer| -> Result<bool> {
-            Ok(quantizer.quantize_rows(&[3, 4], fill)?.is_some())
+            Ok(quantizer.quantize_rows(&[3, 4], None, &fill)?.is_some())
         };
         let with = |source| known.clone().with_source(source);
         assert!(casts(&known)? && casts(&with(first(FirstScale::One)))?);

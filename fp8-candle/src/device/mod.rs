@@ -13,7 +13,7 @@ pub use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 pub use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 pub use backend::{AmaxCells, Backend};
 pub(crate) use backend::{FusedAttention, MadeCasts, multiply_values};
-pub(crate) use cpu::{encode_filled, filled};
+pub(crate) use cpu::{MadeRows, Stored, encode_rows, filled};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
 #[cfg(feature = "cuda")]

@@ -1,29 +1,29 @@
 //! Casts and amaxes over threads: a matrix is split at whole rows, and `fp8-core` gives the same bits for every
 //! split.
 
-use super::elements::{tensor, with_scales};
 use super::fill::{filled, zeros};
 use super::pages;
-use crate::base::error::Result;
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
-use candle_core::Tensor;
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
 const TASK: usize = 1 << 15;
 
+/// Elements that are measured and cast at a time: they stay in the core's own cache.
+const PIECE: usize = 1 << 12;
+
 /// Amaxes of many scales are found in at most this many runs of rows.
 const RUNS: usize = 32;
 
 /// Elements of the whole rows that make one task.
-fn task_len(cols: usize) -> usize {
+pub(super) fn task_len(cols: usize) -> usize {
     cols.max(1) * (TASK / cols.max(1)).max(1)
 }
 
 /// The larger of two amaxes. The bits of magnitudes have the order of their values, with NaN on top.
-fn larger(a: f32, b: f32) -> f32 {
+pub(super) fn larger(a: f32, b: f32) -> f32 {
     f32::from_bits(a.to_bits().max(b.to_bits()))
 }
 
@@ -143,36 +143,6 @@ fn mapped<A: Sync, B: Copy + Default + Send>(
     // SAFETY: the tasks have written every element.
     unsafe { values.set_len(src.len()) };
     values
-}
-
-/// Elements that are made and cast at a time: they stay in the core's own cache.
-const PIECE: usize = 1 << 12;
-
-/// Codes, one row behind the other, and the amax of a matrix that `fill(start, rows)` writes into memory of the task.
-pub(crate) fn encode_filled<T: HighPrecision>(
-    grid: &ScaleGrid,
-    quant_scale: &Tensor,
-    cast: &Cast,
-    fill: impl Fn(usize, &mut [T]) + Sync,
-) -> Result<(Tensor, f32)> {
-    crate::base::simd::check()?;
-    let (cols, len) = (grid.cols().max(1), grid.rows() * grid.cols());
-    let piece = cols * (PIECE / cols).max(1);
-    let (codes, amaxes) = with_scales("quantize", quant_scale, |scales| {
-        Ok(filled(0u8, len, task_len(cols), |start, codes| {
-            let (mut values, mut amax) = (vec![T::default(); piece.min(codes.len())], 0f32);
-            for (index, codes) in codes.chunks_mut(piece).enumerate() {
-                let (start, values) = (start + index * piece, &mut values[..codes.len()]);
-                fill(start, values);
-                let row = start / cols;
-                let part = fp8_core::encode_rows_with_amax(cast, values, row, grid, scales, codes);
-                amax = larger(amax, part);
-            }
-            amax
-        }))
-    })?;
-    let amax = amaxes.into_iter().fold(0., larger);
-    Ok((tensor(codes, len)?, amax))
 }
 
 /// `decode(codes) * dequant_scale`.

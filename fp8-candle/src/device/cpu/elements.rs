@@ -125,10 +125,8 @@ pub(crate) fn to_bf16(x: &Tensor) -> Result<Tensor> {
         return Ok(x.to_dtype(DType::BF16)?.contiguous()?);
     }
     with_slices([x], |[values]: [&[f32]; 1]| {
-        let mut rounded = vec![bf16::ZERO; values.len()];
-        let tasks = rounded.chunks_mut(1 << 14).zip(values.chunks(1 << 14));
-        crate::base::parallel::for_each(tasks, |(rounded, values)| {
-            fp8_core::narrow(values, rounded);
+        let (rounded, _) = filled(bf16::ZERO, values.len(), 1 << 14, |start, rounded| {
+            fp8_core::narrow(&values[start..start + rounded.len()], rounded);
         });
         tensor(rounded, x.shape())
     })?

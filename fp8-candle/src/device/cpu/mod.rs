@@ -8,14 +8,16 @@ mod fill;
 mod gemm;
 mod hash;
 pub(crate) mod linear;
+mod made;
 mod pages;
 mod scratch;
 mod state;
+mod sums;
 mod unfold;
 
 pub(crate) use attention::{CpuAttention, cached as cached_attention};
-pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
+pub(crate) use made::{MadeRows, Stored, encode_rows};
 
 use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
@@ -209,13 +211,9 @@ impl Backend for CpuBackend {
         let _scope = enter(Kind::Gemm);
         let cols = x.dim(1)?;
         let sums = for_dtype!("sum_rows", "the tensor", x.dtype(), T => {
-            with_slices([x], |[x]: [&[T]; 1]| sum_rows(x, cols))
+            with_slices([x], |[x]: [&[T]; 1]| sums::sum_rows(x, cols))
         })?;
-        for_dtype!("sum_rows", "the output", dtype, T => {
-            let mut rounded = vec![T::default(); cols];
-            fp8_core::narrow(&sums, &mut rounded);
-            tensor(rounded, cols)
-        })
+        sums::rounded(&sums, dtype)
     }
 
     fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor> {
@@ -349,30 +347,4 @@ fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(&[f32], &mut [f32])) -> Resu
         f(values, &mut out);
         tensor(out, x.shape())
     })
-}
-
-/// Column sums. Threads take different columns, so each sum is in the order of the rows.
-fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
-    const COLS: usize = 128;
-    const PARALLEL: usize = 1 << 15;
-    let mut sums = vec![0f32; cols];
-    let add = |(chunk, sums): (usize, &mut [f32])| {
-        let first = chunk * COLS;
-        simd(
-            #[inline(always)]
-            || {
-                for row in x.chunks_exact(cols) {
-                    for (sum, x) in sums.iter_mut().zip(&row[first..]) {
-                        *sum += x.to_f32();
-                    }
-                }
-            },
-        );
-    };
-    if x.len() > PARALLEL {
-        crate::base::parallel::for_each(sums.chunks_mut(COLS).enumerate(), add);
-    } else {
-        sums.chunks_mut(COLS).enumerate().for_each(add);
-    }
-    sums
 }

@@ -7,7 +7,7 @@ use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
 use crate::device::cpu::elements::{Element, for_dtype, map_rows, storage, tensor, with_slices};
 use crate::device::filled;
-use candle_core::{Storage, Tensor};
+use candle_core::{DType, Storage, Tensor};
 
 pub(super) fn forward(activation: Activation, x: &Tensor) -> Result<Storage> {
     crate::base::simd::check()?;
@@ -77,9 +77,29 @@ pub(super) fn cast_rows(
     let (last, n) = (last_dim(x), dims.last().copied().unwrap_or(1));
     for_dtype!(activation.name(), x.dtype(), T => {
         with_slices([x], |[x]: [&[T]; 1]| {
-            quantizer.quantize_rows(dims, |start, y: &mut [T]| {
+            let made = |start: usize, y: &mut [T]| {
                 part(activation, input_of(x, start, y.len(), [last, n]), [last, n], y);
-            })
+            };
+            Ok(quantizer.quantize_rows(dims, None, &made)?.map(|(cast, _)| cast))
+        })?
+    })
+}
+
+/// The cast of the gradient of `x` and, with `sum_rows`, the sums over its rows, which are cast as they are made.
+pub(super) fn cast_gradient(
+    activation: Activation,
+    x: &Tensor,
+    grad: &Tensor,
+    quantizer: &Quantizer,
+    sum_rows: Option<DType>,
+) -> Result<Option<(Quantized, Option<Tensor>)>> {
+    let last = last_dim(x);
+    for_dtype!(activation.name(), x.dtype(), T => {
+        with_slices([x, grad], |[values, grad]: [&[T]; 2]| {
+            let made = |start: usize, dx: &mut [T]| {
+                gradient_part(activation, (values, grad), last, start, dx);
+            };
+            quantizer.quantize_rows(x.dims(), sum_rows, &made)
         })?
     })
 }
@@ -129,31 +149,40 @@ fn part<T: Element>(activation: Activation, x: &[T], [last, n]: [usize; 2], y: &
 }
 
 fn gradient<T: Element>(activation: Activation, x: &[T], grad: &[T], last: usize) -> Vec<T> {
-    let (curve, gated) = (activation.curve(), activation.is_gated());
-    let n = if gated { last / 2 } else { last };
     let per_task = rows_of_task(last);
     let (dx, _) = filled(
         T::default(),
         x.len(),
         per_task * last,
-        |start, dx: &mut [T]| {
-            let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
-            let x = &x[start..start + dx.len()];
-            let grad = input_of(grad, start, dx.len(), [n, last]);
-            let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
-            T::store(dx, |dx| match gated {
-                false => curve.gradient(x, grad, dx),
-                true => {
-                    let rows = x.chunks_exact(last).zip(grad.chunks_exact(n));
-                    for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(last)) {
-                        let (dgate, dvalue) = dx.split_at_mut(n);
-                        curve.gated_gradient(&x[..n], &x[n..], grad, dgate, dvalue);
-                    }
-                }
-            });
-        },
+        |start, dx: &mut [T]| gradient_part(activation, (x, grad), last, start, dx),
     );
     dx
+}
+
+/// The gradient of `x` from element `start`, the first of a row of `last` elements, on.
+fn gradient_part<T: Element>(
+    activation: Activation,
+    (x, grad): (&[T], &[T]),
+    last: usize,
+    start: usize,
+    dx: &mut [T],
+) {
+    let (curve, gated) = (activation.curve(), activation.is_gated());
+    let n = if gated { last / 2 } else { last };
+    let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+    let x = &x[start..start + dx.len()];
+    let grad = input_of(grad, start, dx.len(), [n, last]);
+    let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
+    T::store(dx, |dx| match gated {
+        false => curve.gradient(x, grad, dx),
+        true => {
+            let rows = x.chunks_exact(last).zip(grad.chunks_exact(n));
+            for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(last)) {
+                let (dgate, dvalue) = dx.split_at_mut(n);
+                curve.gated_gradient(&x[..n], &x[n..], grad, dgate, dvalue);
+            }
+        }
+    });
 }
 
 fn zeros<T: Element>(len: usize) -> Vec<T> {

@@ -20,7 +20,7 @@ use crate::device::cpu::elements::compute_dtype;
 use crate::device::cuda::ops::activation as cuda;
 use crate::device::made_casts;
 use crate::graph::{Ready, attach};
-use candle_core::{D, Storage, Tensor};
+use candle_core::{D, DType, Storage, Tensor};
 
 /// Gaussian error linear unit, tanh approximation, elementwise: the function of [`Tensor::gelu`].
 ///
@@ -232,6 +232,29 @@ impl Activation {
             false => {
                 let activation = self;
                 quantizer.quantize_made(&Made::Activation { activation, x }, both)
+            }
+        }
+    }
+
+    /// The cast of [`Activation::backward`], whose rows are cast as they are made, and with `sum_rows` the sums over them in that dtype.
+    pub(crate) fn cast_gradient(
+        self,
+        x: &Tensor,
+        grad: &Tensor,
+        (quantizer, both): (&Quantizer, bool),
+        sum_rows: Option<DType>,
+    ) -> Result<Option<(Quantized, Option<Tensor>)>> {
+        let _scope = enter(Kind::Activation);
+        match x.device().is_cpu() {
+            true => cpu::cast_gradient(self, x, grad, quantizer, sum_rows),
+            false => {
+                let activation = self;
+                let made = Made::ActivationGradient {
+                    activation,
+                    x,
+                    grad,
+                };
+                quantizer.quantize_and_sum(&made, both, sum_rows)
             }
         }
     }

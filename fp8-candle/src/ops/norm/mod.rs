@@ -169,7 +169,8 @@ impl Norm {
         for_dtype!(self.op(), x.dtype(), T => {
             with_slices([x, weight, bias.unwrap_or(weight)], |[values, weight, shift]: [&[T]; 3]| {
                 let shift = bias.map(|_| shift);
-                quantizer.quantize_rows(x.dims(), |start, y: &mut [T]| self.rows(values, weight, shift, start, y))
+                let made = |start: usize, y: &mut [T]| self.rows(values, weight, shift, start, y);
+                Ok(quantizer.quantize_rows(x.dims(), None, &made)?.map(|(cast, _)| cast))
             })?
         })
     }

@@ -1,10 +1,8 @@
 //! Elementwise operations of a wide node.
 
-use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
-use crate::device::made_casts;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
@@ -37,23 +35,15 @@ struct ActivationGradient {
     activation: Activation,
 }
 
-impl ActivationGradient {
-    fn made(&self) -> Made<'_> {
-        Made::ActivationGradient {
-            activation: self.activation,
-            x: &self.x,
-            grad: &self.grad,
-        }
-    }
-}
-
 impl RowSource for ActivationGradient {
     fn make(&self) -> Result<Tensor> {
         self.activation.backward(&self.x, &self.grad)
     }
 
     fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
-        quantizer.quantize_made(&self.made(), both)
+        let (x, grad, cast) = (&self.x, &self.grad, (quantizer, both));
+        let cast = self.activation.cast_gradient(x, grad, cast, None)?;
+        Ok(cast.map(|(quantized, _)| quantized))
     }
 
     fn cast_and_sum(
@@ -62,7 +52,8 @@ impl RowSource for ActivationGradient {
         both: bool,
         dtype: DType,
     ) -> Result<Option<(Quantized, Tensor)>> {
-        let cast = quantizer.quantize_and_sum(&self.made(), both, Some(dtype))?;
+        let (x, grad, cast) = (&self.x, &self.grad, (quantizer, both));
+        let cast = self.activation.cast_gradient(x, grad, cast, Some(dtype))?;
         Ok(cast.and_then(|(quantized, sums)| Some((quantized, sums?))))
     }
 }
@@ -114,10 +105,7 @@ impl WideNode {
             sweep.memos.forget(own);
             let x = input.finish(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
-            if made_casts(x.device()).is_none() {
-                return sweep.add(id, activation.backward(&x, &grad)?);
-            }
-            // If it is only cast, a kernel casts it as it computes it.
+            // If it is only cast, it is cast as it is computed.
             let (dims, dtype, device) = (x.dims().to_vec(), x.dtype(), x.device().clone());
             let source = ActivationGradient {
                 x: x.contiguous()?,
