@@ -290,7 +290,11 @@ pub(crate) fn multiply(
             out,
         );
     }
-    let (a, b) = (a.dequantize(DType::F32)?, b.dequantize(DType::F32)?);
+    let matrix = |x: &Fp8Tensor| {
+        let dims = matrix_dims(x.dims());
+        Ok::<_, Error>(x.dequantize(DType::F32)?.reshape(dims)?)
+    };
+    let (a, b) = (matrix(a)?, matrix(b)?);
     let y = multiply_values((&a, a_contraction), (&b, b_contraction))?;
     take_storage(add_bias(y.to_dtype(out.dtype)?, out.bias)?)
 }

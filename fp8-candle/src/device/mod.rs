@@ -1,6 +1,7 @@
 //! The one place that tells devices apart. A new backend is a folder beside `cpu/` that implements [`Backend`], and one
 //! arm in [`backend`].
 
+mod add;
 mod backend;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
@@ -11,6 +12,7 @@ mod unfold;
 pub use crate::base::data::codes::{Codes, GemmCodes, GemmOperand, GemmOutput, Orientation};
 pub use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 pub use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+pub(crate) use add::{add, add_into};
 pub use backend::{AmaxCells, Backend};
 pub(crate) use backend::{FusedAttention, MadeCasts, multiply_values};
 pub(crate) use cpu::{MadeRows, Stored, encode_rows, filled};

@@ -6,14 +6,16 @@
 //! argument, and leaves the others in a box, from which the bundles return them.
 
 use super::collect::{offer, tell};
+use super::links::{Inbox, Link, Linked, link_of};
 use crate::base::data::storage::{check_len, owned_storage, tensor_of};
 use crate::base::error::{Result, internal};
 use crate::base::sync::lock;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Shape,
+    Storage, Tensor,
 };
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 
 /// A forward result that is computed before its node exists; the node's forward pass only hands it over, once.
@@ -41,6 +43,13 @@ impl Ready {
 
     fn take(&self) -> Option<Storage> {
         lock(&self.storage).take()
+    }
+
+    fn dtype(&self) -> Result<DType> {
+        match lock(&self.storage).as_ref() {
+            Some(storage) => Ok(storage.dtype()),
+            None => internal!("the result of this node was taken before"),
+        }
     }
 
     pub(crate) fn take_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
@@ -139,19 +148,69 @@ pub(crate) fn attach_all(
     if !args.iter().any(|arg| arg.track_op()) {
         return result.into_tensor();
     }
+    let all: Vec<Tensor> = args.iter().map(|&arg| arg.clone()).collect();
+    let gradients = move |result: &Tensor, grad: &Tensor| {
+        let args: Vec<&Tensor> = all.iter().collect();
+        complete(&args, backward(&args, result, grad).map_err(tell)?)
+    };
+    if !args.iter().all(|arg| arg.device().is_cpu()) {
+        return operation(name, args, result, gradients);
+    }
+    let links: Vec<Option<Link>> = args.iter().map(|arg| link_of(arg)).collect();
+    let given: Vec<Tensor> = (args.iter().zip(&links))
+        .map(|(&arg, link)| link.as_ref().map_or(arg, |link| &link.tensor).clone())
+        .collect();
+    let inbox = Arc::new(Inbox::new(result.shape.clone(), result.dtype()?));
+    // The values of the result, for the backward pass.
+    let values = Arc::new(OnceLock::<Tensor>::new());
+    let zero = Ready::of(&Tensor::zeros(1, DType::F32, &Device::Cpu)?)?;
+    let tensor = {
+        let (inbox, values) = (inbox.clone(), values.clone());
+        let given: Vec<&Tensor> = given.iter().collect();
+        operation(name, &given, zero, move |_, told| {
+            let Some(values) = values.get() else {
+                internal!("{name}: a node without a result");
+            };
+            let gradients = gradients(values, &inbox.take(told)?)?;
+            let sent = gradients
+                .into_iter()
+                .zip(&links)
+                .map(|(grad, link)| match link {
+                    Some(link) => Ok(Some(link.inbox.put(grad)?)),
+                    None => Ok(grad),
+                });
+            sent.collect()
+        })?
+    };
+    let linked = Arc::new(Linked::default());
+    let op = {
+        let (inbox, linked) = (inbox.clone(), linked.clone());
+        Op::new(name, result, move |_, _, grad| {
+            let _ = &linked;
+            Ok(vec![Some(inbox.put(Some(grad.clone()))?)])
+        })
+    };
+    let result = op.apply(&[&tensor])?;
+    let _ = values.set(result.detach());
+    linked.begin(&result, Link { tensor, inbox });
+    Ok(result)
+}
+
+/// A node of candle's graph; `backward` computes the gradients of `args` from the result and its gradient.
+fn operation(
+    name: &'static str,
+    args: &[&Tensor],
+    result: Ready,
+    backward: impl Fn(&Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+) -> Result<Tensor> {
     if args.len() <= 3 {
-        let op = Op::new(name, result, move |args, result, grad| {
-            complete(args, backward(args, result, grad).map_err(tell)?)
-        });
+        let op = Op::new(name, result, move |_, result, grad| backward(result, grad));
         return op.apply(args);
     }
     let deposits = Arc::new(Deposits::default());
     let (first, token) = (args[0], bundles(name, &args[1..], &deposits)?);
-    let all: Vec<Tensor> = args.iter().map(|&arg| arg.clone()).collect();
     let op = Op::new(name, result, move |given, result, grad| {
-        let args: Vec<&Tensor> = all.iter().collect();
-        let mut gradients =
-            complete(&args, backward(&args, result, grad).map_err(tell)?)?.into_iter();
+        let mut gradients = backward(result, grad)?.into_iter();
         let first = gradients.next().flatten();
         deposits.put(gradients.collect());
         // candle visits the bundles only if their tokens have a gradient.
@@ -161,12 +220,13 @@ pub(crate) fn attach_all(
     op.apply(&[first, &token])
 }
 
-/// Collects the gradients of variables. Other arguments that were computed get zeros where they have no gradient: candle
-/// panics without one.
+/// Collects the gradients of variables. Other arguments that were computed get zeros where they have no gradient, unless they have a
+/// link: candle panics without one.
 fn complete(args: &[&Tensor], mut gradients: Gradients) -> Result<Gradients> {
     for (&arg, gradient) in args.iter().zip(&mut gradients) {
         offer(arg, gradient).map_err(tell)?;
-        if gradient.is_none() && arg.track_op() && !arg.is_variable() {
+        let computed = arg.track_op() && !arg.is_variable();
+        if gradient.is_none() && computed && link_of(arg).is_none() {
             *gradient = Some(arg.zeros_like()?);
         }
     }

@@ -5,6 +5,7 @@
 
 mod attach;
 mod collect;
+mod links;
 pub mod wide;
 
 pub use attach::node;

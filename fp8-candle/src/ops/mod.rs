@@ -13,7 +13,6 @@
 //! - Nothing is copied from a device to the host.
 
 mod activation;
-pub(crate) mod add;
 pub(crate) mod attention;
 mod cached_attention;
 pub(crate) mod cross_entropy;

@@ -10,12 +10,13 @@ use fp8_core::{Cast, HighPrecision, ScaleGrid};
 
 /// Rows of a matrix.
 pub(crate) trait MadeRows<T>: Sync {
-    /// The elements from `start`, the first of a row, on, as many as `room` has, which may be used for them.
-    fn rows<'a>(&'a self, start: usize, room: &'a mut [T]) -> &'a [T];
+    /// `len` elements of whole rows from `start` on; `room` may be used for them.
+    fn rows<'a>(&'a self, start: usize, len: usize, room: &'a mut Vec<T>) -> &'a [T];
 }
 
-impl<T, F: Fn(usize, &mut [T]) + Sync> MadeRows<T> for F {
-    fn rows<'a>(&'a self, start: usize, room: &'a mut [T]) -> &'a [T] {
+impl<T: Default + Copy, F: Fn(usize, &mut [T]) + Sync> MadeRows<T> for F {
+    fn rows<'a>(&'a self, start: usize, len: usize, room: &'a mut Vec<T>) -> &'a [T] {
+        room.resize(len, T::default());
         self(start, room);
         room
     }
@@ -25,8 +26,8 @@ impl<T, F: Fn(usize, &mut [T]) + Sync> MadeRows<T> for F {
 pub(crate) struct Stored<'a, T>(pub(crate) &'a [T]);
 
 impl<T: Sync> MadeRows<T> for Stored<'_, T> {
-    fn rows<'a>(&'a self, start: usize, room: &'a mut [T]) -> &'a [T] {
-        &self.0[start..start + room.len()]
+    fn rows<'a>(&'a self, start: usize, len: usize, _: &'a mut Vec<T>) -> &'a [T] {
+        &self.0[start..start + len]
     }
 }
 
@@ -59,12 +60,12 @@ pub(crate) fn encode_rows<T: HighPrecision>(
     };
     let (codes, parts) = with_scales("quantize", quant_scale, |scales| {
         Ok(filled(0u8, len, task, |start, codes| {
-            let mut room = vec![T::from_f32(0.); piece.min(codes.len())];
+            let mut room = Vec::new();
             let mut sums = vec![0.; if sum_rows.is_some() { cols } else { 0 }];
             let mut amax = 0f32;
             for (index, codes) in codes.chunks_mut(piece).enumerate() {
                 let start = start + index * piece;
-                let values = made.rows(start, &mut room[..codes.len()]);
+                let values = made.rows(start, codes.len(), &mut room);
                 let row = start / cols;
                 let part = fp8_core::encode_rows_with_amax(cast, values, row, grid, scales, codes);
                 amax = larger(amax, part);

@@ -3,15 +3,20 @@
 //! Rows are added in blocks, then the sums of the blocks, in order. The sizes of a matrix alone decide on its blocks, so the sums have
 //! the same bits with any number of threads, and whether or not a cast reads the rows in the same pass.
 
-use super::elements::{block_rows, for_dtype, tensor};
+use super::elements::{for_dtype, tensor};
 use crate::base::error::Result;
 use crate::base::simd::simd;
 use candle_core::{DType, Tensor};
 use fp8_core::HighPrecision;
 
+/// The most blocks, and the fewest elements of a block but the last.
+const BLOCKS: usize = 64;
+const LEAST: usize = 1 << 14;
+
 /// Elements of a block.
 pub(super) fn block_len(rows: usize, cols: usize) -> usize {
-    block_rows(rows, cols) * cols.max(1)
+    let cols = cols.max(1);
+    rows.div_ceil(BLOCKS).max(LEAST.div_ceil(cols)) * cols
 }
 
 /// Adds whole rows to `sums`, which are as many as a row has elements.

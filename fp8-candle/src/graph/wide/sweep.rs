@@ -3,10 +3,8 @@
 use super::memos::Memos;
 use super::value::Value;
 use crate::base::error::Result;
-use crate::base::parallel;
-use crate::base::simd::simd;
-use crate::device::cpu::elements::Element;
-use candle_core::{CpuStorage, InplaceOp2, Layout, Tensor};
+use crate::device::{add, add_into};
+use candle_core::Tensor;
 
 type FromOne = dyn Fn(&mut Sweep, &Value) -> Result<()> + Send + Sync;
 type FromMany = dyn Fn(&mut Sweep, Vec<Option<Tensor>>) -> Result<()> + Send + Sync;
@@ -104,7 +102,7 @@ impl Sweep {
                     (true, _) => add_into(a, &b)?,
                     // Addition commutes to the bit.
                     (false, true) => add_into(b, &a)?,
-                    (false, false) => (a + b)?,
+                    (false, false) => add(&a, &b)?,
                 };
                 Grad {
                     value: Value::Made(sum),
@@ -114,75 +112,6 @@ impl Sweep {
         });
         Ok(())
     }
-}
-
-/// `total + part`, in the storage of `total` on the CPU.
-fn add_into(total: Tensor, part: &Tensor) -> Result<Tensor> {
-    let in_place = total.device().is_cpu()
-        && total.is_contiguous()
-        && part.is_contiguous()
-        && total.dtype() == part.dtype();
-    // candle takes strides of a tensor without elements for overlapping ones.
-    if !in_place || total.elem_count() == 0 {
-        return Ok((total + part)?);
-    }
-    total.inplace_op2(part, &AddInto)?;
-    Ok(total)
-}
-
-struct AddInto;
-
-impl InplaceOp2 for AddInto {
-    fn name(&self) -> &'static str {
-        "add-into"
-    }
-
-    fn cpu_fwd(
-        &self,
-        total: &mut CpuStorage,
-        total_layout: &Layout,
-        part: &CpuStorage,
-        part_layout: &Layout,
-    ) -> candle_core::Result<()> {
-        let range = |layout: &Layout| {
-            let start = layout.start_offset();
-            start..start + layout.shape().elem_count()
-        };
-        let (range, parts) = (range(total_layout), range(part_layout));
-        match (total, part) {
-            (CpuStorage::F32(total), CpuStorage::F32(part)) => add(&mut total[range], &part[parts]),
-            (CpuStorage::F64(total), CpuStorage::F64(part)) => add(&mut total[range], &part[parts]),
-            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => {
-                add(&mut total[range], &part[parts])
-            }
-            (CpuStorage::F16(total), CpuStorage::F16(part)) => add(&mut total[range], &part[parts]),
-            (total, _) => {
-                use candle_core::backend::BackendStorage;
-                candle_core::bail!("add-into: {:?} is not a float", total.dtype())
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Rounds every sum.
-fn add<T: Element>(total: &mut [T], part: &[T]) {
-    const TASK: usize = 1 << 15;
-    let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
-    parallel::for_each(tasks, |(total, part)| {
-        let mut buffer = Vec::new();
-        let part = T::load(part, &mut buffer);
-        T::update(total, |total| {
-            simd(
-                #[inline(always)]
-                || {
-                    for (total, &part) in total.iter_mut().zip(part) {
-                        *total += part;
-                    }
-                },
-            );
-        });
-    });
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use crate::base::error::Result;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
+use crate::device::add;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::Activation;
-use crate::ops::add::add;
 use crate::ops::dropout;
 use candle_core::{DType, Tensor};
 
