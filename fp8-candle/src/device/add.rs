@@ -3,7 +3,7 @@
 use crate::base::error::Result;
 use crate::base::parallel;
 use crate::base::simd::simd;
-use crate::device::cpu::elements::{Element, for_dtype, map_rows, tensor, with_slices};
+use crate::device::cpu::elements::{Buffer, Element, for_dtype, map_rows, tensor, with_slices};
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Tensor};
 
 /// `a + b` of one shape and dtype, outside any graph.
@@ -90,7 +90,7 @@ fn add_slice<T: Element>(total: &mut [T], part: &[T]) {
     const TASK: usize = 1 << 15;
     let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
     parallel::for_each(tasks, |(total, part)| {
-        let mut buffer = Vec::new();
+        let mut buffer = Buffer::default();
         let part = T::load(part, &mut buffer);
         T::update(total, |total| {
             simd(

@@ -105,3 +105,107 @@ impl Drop for Linked {
         drop(link);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Ready, attach};
+    use candle_core::Var;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// `x` times `factor`; its backward pass fails while `fails` is set.
+    fn times(x: &Tensor, factor: f64, fails: &Arc<AtomicBool>) -> Result<Tensor> {
+        let (result, fails) = (Ready::of(&(x.detach() * factor)?)?, fails.clone());
+        attach("times", [x], result, move |_, _, grad| {
+            if fails.load(Ordering::Relaxed) {
+                return Err(shape_error("times", "x", "no failure", &[]));
+            }
+            Ok([Some((grad * factor)?)])
+        })
+    }
+
+    fn gradient(loss: &Tensor, x: &Var) -> Result<Vec<f32>> {
+        let ours = crate::graph::backward(loss)?.get(x).cloned().unwrap();
+        let candles = loss.backward()?.get(x).cloned().unwrap();
+        let values = ours.to_vec1::<f32>()?;
+        assert_eq!(values, candles.to_vec1::<f32>()?);
+        Ok(values)
+    }
+
+    #[test]
+    fn nodes_and_operations_of_candle_may_read_one_result() -> Result<()> {
+        let never = Arc::new(AtomicBool::new(false));
+        let x = Var::new(&[1f32, -2.], &Device::Cpu)?;
+        let y = times(&x, 3., &never)?;
+        assert!(link_of(&y).is_some() && link_of(&x).is_none());
+        // Twice by nodes, twice by candle, once through a view, and one node that nothing uses.
+        let (a, b) = (times(&y, 5., &never)?, times(&y, 7., &never)?);
+        let _unused = times(&y, 11., &never)?;
+        let view = y.reshape((2, 1))?.squeeze(1)?;
+        let sum = ((((a + b)? + y.sqr()?)? + &y)? + view)?;
+        // d/dy = 5 + 7 + 2 y + 1 + 1, d/dx = 3 of that.
+        assert_eq!(gradient(&sum.sum_all()?, &x)?, [60., 6.]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_pass_that_fails_leaves_no_gradient_to_the_next() -> Result<()> {
+        let (never, fails) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicBool::new(true)),
+        );
+        let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+        let y = times(&x, 3., &never)?;
+        for first in [true, false] {
+            // The node that fails is visited before or after another that reads y.
+            let (one, other) = match first {
+                true => (times(&y, 5., &fails)?, times(&y, 7., &never)?),
+                false => (times(&y, 5., &never)?, times(&y, 7., &fails)?),
+            };
+            let loss = (one + other)?.sum_all()?;
+            for _ in 0..3 {
+                fails.store(true, Ordering::Relaxed);
+                assert!(loss.backward().is_err());
+                fails.store(false, Ordering::Relaxed);
+                assert_eq!(gradient(&loss, &x)?, [36., 36.]);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gradient_of_another_shape_or_dtype_is_an_error() -> Result<()> {
+        let never = Arc::new(AtomicBool::new(false));
+        let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+        let y = times(&x, 3., &never)?;
+        for wrong in [
+            Tensor::ones(3, DType::F32, &Device::Cpu)?,
+            Tensor::ones(2, DType::F64, &Device::Cpu)?,
+        ] {
+            let result = Ready::of(&y.detach())?;
+            let z = attach("wrong", [&y], result, move |_, _, _| {
+                Ok([Some(wrong.clone())])
+            })?;
+            let error = crate::graph::backward(&z.sum_all()?).unwrap_err();
+            assert!(error.to_string().contains("gradient"), "{error}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn links_end_with_their_results() -> Result<()> {
+        let never = Arc::new(AtomicBool::new(false));
+        let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+        let ids = {
+            let y = times(&x, 3., &never)?;
+            let z = times(&y, 5., &never)?;
+            let ids = [y.id(), z.id()];
+            drop(y);
+            // The graph of z still holds y.
+            assert!(ids.iter().all(|id| lock(&LINKS).contains_key(id)));
+            ids
+        };
+        assert!(ids.iter().all(|id| !lock(&LINKS).contains_key(id)));
+        Ok(())
+    }
+}

@@ -10,7 +10,8 @@ pub use crate::base::math::{Real, max, sum};
 use crate::base::error::{Result, internal};
 use crate::base::simd::{check, simd};
 use crate::device::cpu::elements::{
-    Element, block_rows, compute_dtype, for_dtype, for_narrow, map_rows_to, tensor, with_slices,
+    Buffer, Element, block_rows, compute_dtype, for_dtype, for_narrow, map_rows_to, tensor,
+    with_slices,
 };
 use candle_core::{DType, Tensor};
 
@@ -99,7 +100,7 @@ fn mapped<T: Element, U: Element<Real = T::Real>, const N: usize>(
 pub fn reduce_blocks(op: &'static str, x: &Tensor, kernel: &impl BlockKernel) -> Result<Vec<f64>> {
     fn blocks<T: Element>(x: &[T], kernel: &impl BlockKernel) -> Vec<f64> {
         crate::base::parallel::map(x.chunks(block_rows(x.len(), 1)), |block| {
-            let mut buffer = Vec::new();
+            let mut buffer = Buffer::default();
             let elements = T::load(block, &mut buffer);
             let part = simd(
                 #[inline(always)]

@@ -8,7 +8,7 @@ use crate::base::math::Real;
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
 use crate::device::cpu::elements::{
-    Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices,
+    Buffer, Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices,
 };
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::rope as cuda;
@@ -234,7 +234,7 @@ impl Rope {
         back: bool,
     ) -> Result<Vec<T>> {
         let d = dims.last().copied().unwrap_or(1);
-        let (mut cos_buffer, mut sin_buffer) = (Vec::new(), Vec::new());
+        let (mut cos_buffer, mut sin_buffer) = (Buffer::default(), Buffer::default());
         let (cos, sin) = (T::load(cos, &mut cos_buffer), T::load(sin, &mut sin_buffer));
         let sign = if back { -T::Real::ONE } else { T::Real::ONE };
         let half = d / 2;

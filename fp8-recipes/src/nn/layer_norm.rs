@@ -135,17 +135,21 @@ impl LayerNorm {
         self.normalize(x, &weight, bias.as_ref())
     }
 
-    /// The norm of `x` with these parameters, cast to the dtype of `x`.
+    /// The norm of `x` with these parameters, cast to the dtype of `x` where a norm does not take them as they are.
     fn normalize(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let weight = weight.to_dtype(x.dtype())?;
-        let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
+        let cast = |parameter: &Tensor| match fits(x.dtype(), weight, bias) {
+            true => Ok(parameter.clone()),
+            false => parameter.to_dtype(x.dtype()),
+        };
+        let bias = bias.map(cast).transpose()?;
+        let weight = cast(weight)?;
         if self.remove_mean {
             return Ok(ops::layer_norm(x, &weight, bias.as_ref(), self.eps)?);
         }
         let y = ops::rms_norm(x, &weight, self.eps)?;
         match &bias {
             None => Ok(y),
-            Some(bias) => y.broadcast_add(bias),
+            Some(bias) => y.broadcast_add(&bias.to_dtype(x.dtype())?),
         }
     }
 
@@ -165,12 +169,11 @@ impl LayerNorm {
         let bias = value_of(self.bias.as_ref(), DType::F32)?;
         let bias = bias.as_ref();
         x.operation(|node, x| {
-            let differs = |parameter: &Tensor| parameter.dtype() != x.dtype();
-            let plain = !differs(weight) && !bias.is_some_and(differs);
+            let plain = fits(x.dtype(), weight, bias);
             match (self.remove_mean, bias) {
                 (true, _) if plain => node.layer_norm(x, weight, bias, self.eps),
                 (false, None) if plain => node.rms_norm(x, weight, self.eps),
-                // The node's norms multiply tensors of one dtype, and its RMS norm adds no bias.
+                // The node's RMS norm adds no bias.
                 _ => {
                     let mut values = vec![x.clone(), node.argument(weight)];
                     values.extend(bias.map(|bias| node.argument(bias)));
@@ -183,6 +186,13 @@ impl LayerNorm {
             }
         })
     }
+}
+
+/// Whether a norm of values in `dtype` takes these parameters as they are: in that dtype, or both in f32.
+fn fits(dtype: DType, weight: &Tensor, bias: Option<&Tensor>) -> bool {
+    let own = weight.dtype();
+    let known = own == dtype || own == DType::F32 && dtype != DType::F64;
+    known && bias.is_none_or(|bias| bias.dtype() == own)
 }
 
 impl<A: Array> Layer<A> for LayerNorm {

@@ -1,5 +1,6 @@
 //! Between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
+use super::scratch::Scratch;
 use crate::base::check::check_dtype;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
@@ -12,24 +13,28 @@ use half::{bf16, f16};
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
 pub(crate) trait Element: WithDType + HighPrecision + NoUninit {
-    type Real: Real;
+    type Real: Real + WithDType;
 
     /// The values of `src`, in `buffer` if they have to be widened.
-    fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<Self::Real>) -> &'a [Self::Real];
+    fn load<'a>(src: &'a [Self], buffer: &'a mut Buffer) -> &'a [Self::Real];
 
-    /// Writes what `fill` computes, rounded once.
+    /// Writes what `fill` computes, rounded once; `fill` writes all of the slice that it gets, which has any values.
     fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self::Real]));
 
     /// Changes values in place, rounded once.
     fn update(values: &mut [Self], change: impl FnOnce(&mut [Self::Real]));
 }
 
+/// Room for widened values, reused by the thread.
+#[derive(Default)]
+pub(crate) struct Buffer(Option<Scratch<f32>>);
+
 macro_rules! wide {
     ($float:ty) => {
         impl Element for $float {
             type Real = $float;
 
-            fn load<'a>(src: &'a [Self], _: &'a mut Vec<Self>) -> &'a [Self] {
+            fn load<'a>(src: &'a [Self], _: &'a mut Buffer) -> &'a [Self] {
                 src
             }
 
@@ -51,20 +56,20 @@ macro_rules! narrow {
         impl Element for $half {
             type Real = f32;
 
-            fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32] {
-                buffer.resize(src.len(), 0.0);
-                fp8_core::widen(src, buffer);
-                buffer
+            fn load<'a>(src: &'a [Self], buffer: &'a mut Buffer) -> &'a [f32] {
+                let values = buffer.0.insert(Scratch::new(src.len()));
+                fp8_core::widen(src, values);
+                values
             }
 
             fn store(dst: &mut [Self], fill: impl FnOnce(&mut [f32])) {
-                let mut buffer = vec![0.0; dst.len()];
+                let mut buffer = Scratch::new(dst.len());
                 fill(&mut buffer);
                 fp8_core::narrow(&buffer, dst);
             }
 
             fn update(values: &mut [Self], change: impl FnOnce(&mut [f32])) {
-                let mut buffer = vec![0.0; values.len()];
+                let mut buffer = Scratch::new(values.len());
                 fp8_core::widen(values, &mut buffer);
                 change(&mut buffer);
                 fp8_core::narrow(&buffer, values);
@@ -257,7 +262,7 @@ pub(crate) fn map_rows_to<T: Element, U: Element<Real = T::Real>, const N: usize
     let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
     let len = block_rows(count / cols, cols) * cols;
     let (dst, _) = filled(U::default(), count, len, |start, dst: &mut [U]| {
-        let mut buffers: [Vec<T::Real>; N] = std::array::from_fn(|_| Vec::new());
+        let mut buffers: [Buffer; N] = std::array::from_fn(|_| Buffer::default());
         let mut blocks: [&[T::Real]; N] = [&[]; N];
         for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
             *block = T::load(&input[start..start + dst.len()], buffer);

@@ -5,7 +5,9 @@ use crate::base::error::Result;
 use crate::base::parallel;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
-use crate::device::cpu::elements::{Element, for_dtype, map_rows, storage, tensor, with_slices};
+use crate::device::cpu::elements::{
+    Buffer, Element, for_dtype, map_rows, storage, tensor, with_slices,
+};
 use crate::device::filled;
 use candle_core::{DType, Storage, Tensor};
 
@@ -52,12 +54,11 @@ pub(super) fn backward_pair(
             let (mut dgate, mut dvalue) = (zeros::<T>(slices[0].len()), zeros::<T>(slices[0].len()));
             let outs = dgate.chunks_mut(TASK).zip(dvalue.chunks_mut(TASK));
             parallel::for_each(outs.enumerate(), |(task, (dgate, dvalue))| {
-                let mut buffers = [Vec::new(), Vec::new(), Vec::new()];
-                let [a, b, c] = &mut buffers;
+                let [mut a, mut b, mut c] = [(); 3].map(|()| Buffer::default());
                 let range = task * TASK..task * TASK + dgate.len();
-                let gate = T::load(&slices[0][range.clone()], a);
-                let value = T::load(&slices[1][range.clone()], b);
-                let grad = T::load(&slices[2][range], c);
+                let gate = T::load(&slices[0][range.clone()], &mut a);
+                let value = T::load(&slices[1][range.clone()], &mut b);
+                let grad = T::load(&slices[2][range], &mut c);
                 T::store(dgate, |dgate| {
                     T::store(dvalue, |dvalue| curve.gated_gradient(gate, value, grad, dgate, dvalue));
                 });
@@ -136,7 +137,7 @@ fn values<T: Element>(activation: Activation, x: &[T], last: usize) -> Vec<T> {
 /// The results of rows of `last` elements, `n` each.
 fn part<T: Element>(activation: Activation, x: &[T], [last, n]: [usize; 2], y: &mut [T]) {
     let (curve, gated) = (activation.curve(), activation.is_gated());
-    let mut buffer = Vec::new();
+    let mut buffer = Buffer::default();
     let x = T::load(x, &mut buffer);
     T::store(y, |y| match gated {
         false => curve.values(x, y),
@@ -169,7 +170,7 @@ fn gradient_part<T: Element>(
 ) {
     let (curve, gated) = (activation.curve(), activation.is_gated());
     let n = if gated { last / 2 } else { last };
-    let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+    let (mut x_buffer, mut grad_buffer) = (Buffer::default(), Buffer::default());
     let x = &x[start..start + dx.len()];
     let grad = input_of(grad, start, dx.len(), [n, last]);
     let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));

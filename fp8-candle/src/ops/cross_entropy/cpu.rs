@@ -4,7 +4,7 @@ use super::options::{CrossEntropyOptions, OP};
 use crate::base::error::{Error, Result};
 use crate::base::math::{Real, max, sum};
 use crate::base::simd::simd;
-use crate::device::cpu::elements::{Element, block_rows, par_blocks};
+use crate::device::cpu::elements::{Buffer, Element, block_rows, par_blocks};
 use crate::device::filled;
 use crate::ops::softmax::softmax_row;
 use candle_core::{DType, Tensor};
@@ -65,7 +65,7 @@ impl CheckedTargets {
             &mut losses,
             block_rows(self.targets.len(), self.classes),
             |first, losses| {
-                let mut buffer = Vec::new();
+                let mut buffer = Buffer::default();
                 for (position, loss) in (first..).zip(losses) {
                     let Some(class) = self.targets[position] else {
                         continue;
@@ -93,7 +93,7 @@ impl CheckedTargets {
             logits.len(),
             block_rows(self.targets.len(), classes) * classes,
             |start, dx: &mut [T]| {
-                let mut buffer = Vec::new();
+                let mut buffer = Buffer::default();
                 for (row, dx) in dx.chunks_exact_mut(classes).enumerate() {
                     let first = start + row * classes;
                     let Some(class) = self.targets[first / classes] else {
@@ -105,9 +105,9 @@ impl CheckedTargets {
                             #[inline(always)]
                             || {
                                 softmax_row(x, logits_scale, dx);
-                                dx[class] = dx[class] - T::Real::ONE;
+                                dx[class] -= T::Real::ONE;
                                 for dx in dx.iter_mut() {
-                                    *dx = *dx * factor;
+                                    *dx *= factor;
                                 }
                             },
                         );

@@ -3,20 +3,17 @@
 use super::Norm;
 use crate::base::math::{Real, sum, sum2};
 use crate::base::simd::simd;
-use crate::device::cpu::elements::{Element, block_rows, map_rows};
+use crate::device::cpu::elements::{Buffer, Element, block_rows, map_rows};
 use crate::device::filled;
 
 impl Norm {
     pub(super) fn cpu_forward<T: Element>(
         &self,
         x: &[T],
-        weight: &[T],
-        bias: Option<&[T]>,
+        weight: &[T::Real],
+        bias: Option<&[T::Real]>,
     ) -> Vec<T> {
         let cols = weight.len();
-        let (mut weight_buffer, mut bias_buffer) = (Vec::new(), Vec::new());
-        let weight = T::load(weight, &mut weight_buffer);
-        let bias = bias.map(|bias| T::load(bias, &mut bias_buffer));
         map_rows([x], cols, |_, [x], y| self.forward_rows(x, weight, bias, y))
     }
 
@@ -24,16 +21,13 @@ impl Norm {
     pub(super) fn rows<T: Element>(
         &self,
         x: &[T],
-        weight: &[T],
-        bias: Option<&[T]>,
+        weight: &[T::Real],
+        bias: Option<&[T::Real]>,
         start: usize,
         y: &mut [T],
     ) {
-        let mut buffers = [Vec::new(), Vec::new(), Vec::new()];
-        let [x_buffer, weight_buffer, bias_buffer] = &mut buffers;
-        let x = T::load(&x[start..start + y.len()], x_buffer);
-        let weight = T::load(weight, weight_buffer);
-        let bias = bias.map(|bias| T::load(bias, bias_buffer));
+        let mut buffer = Buffer::default();
+        let x = T::load(&x[start..start + y.len()], &mut buffer);
         T::store(y, |y| self.forward_rows(x, weight, bias, y));
     }
 
@@ -80,21 +74,19 @@ impl Norm {
         (mean, R::ONE / (variance + R::from_f64(self.eps)).sqrt())
     }
 
-    /// Gradients of x, weight and bias, flat, the latter two times `sums_factor`. The statistics are recomputed: from rows in cache that is cheaper than keeping
-    /// them.
+    /// Gradients of x and, times `sums_factor`, of weight and bias, flat. The statistics are recomputed: from rows in cache that is
+    /// cheaper than keeping them.
     pub(super) fn cpu_backward<T: Element>(
         &self,
         x: &[T],
-        weight: &[T],
+        weight: &[T::Real],
         grad: &[T],
         sums_factor: f64,
-    ) -> [Vec<T>; 3] {
+    ) -> (Vec<T>, [Vec<T::Real>; 2]) {
         let cols = weight.len();
-        let mut weight_buffer = Vec::new();
-        let weight = T::load(weight, &mut weight_buffer);
         let len = block_rows(x.len() / cols.max(1), cols) * cols;
         let (dx, partials) = filled(T::default(), x.len(), len, |start, dx: &mut [T]| {
-            let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+            let (mut x_buffer, mut grad_buffer) = (Buffer::default(), Buffer::default());
             let x = T::load(&x[start..start + dx.len()], &mut x_buffer);
             let grad = T::load(&grad[start..start + dx.len()], &mut grad_buffer);
             let (mut dw, mut db) = (vec![T::Real::ZERO; cols], vec![T::Real::ZERO; cols]);
@@ -116,7 +108,11 @@ impl Norm {
             add(&mut dw, dw_part);
             add(&mut db, db_part);
         }
-        [dx, round(&dw, sums_factor), round(&db, sums_factor)]
+        let factor = T::Real::from_f64(sums_factor);
+        for sum in dw.iter_mut().chain(&mut db) {
+            *sum *= factor;
+        }
+        (dx, [dw, db])
     }
 
     /// With n = (x - mean) / std and g = grad * weight:
@@ -159,15 +155,4 @@ fn add<R: Real>(total: &mut [R], part: &[R]) {
     for (total, &part) in total.iter_mut().zip(part) {
         *total += part;
     }
-}
-
-fn round<T: Element>(values: &[T::Real], factor: f64) -> Vec<T> {
-    let mut rounded = vec![T::default(); values.len()];
-    let factor = T::Real::from_f64(factor);
-    T::store(&mut rounded, |out| {
-        for (out, &value) in out.iter_mut().zip(values) {
-            *out = value * factor;
-        }
-    });
-    rounded
 }

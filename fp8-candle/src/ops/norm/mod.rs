@@ -1,19 +1,23 @@
 //! LayerNorm and RMSNorm over the last dimension.
 
 mod cpu;
+#[cfg(test)]
+mod tests;
 
 use super::fused;
-use crate::base::check::{check_dims, check_float, check_like, last_dim};
+use crate::base::check::{check_device, check_dims, check_dtype, check_float, last_dim};
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
 use crate::cast::weight_version::Seen;
-use crate::device::cpu::elements::{compute_dtype, for_dtype, storage, tensor, with_slices};
+use crate::device::cpu::elements::{
+    Element, compute_dtype, for_dtype, storage, tensor, with_slices,
+};
 use crate::device::made_casts;
 use crate::graph::{Ready, attach_all};
-use candle_core::{D, Storage, Tensor};
+use candle_core::{D, DType, Storage, Tensor, WithDType};
 
 /// Layer normalization over the last dimension.
 ///
@@ -24,10 +28,11 @@ use candle_core::{D, Storage, Tensor};
 /// `var` is the biased variance, `mean((x - mean(x))^2)`.
 ///
 /// # Shapes
-/// `x` `[.., d]`, `weight` and `bias` `[d]`, result `[.., d]`. All have one dtype.
+/// `x` `[.., d]`, `weight` and `bias` `[d]`, result `[.., d]` in the dtype of `x`. `weight` and `bias` have that dtype too, or both are
+/// f32; the CPU then computes with them as they are, other devices round them to it.
 ///
 /// # Errors
-/// If `x` has no dimension or is not f32, bf16, f16 or f64, or if `weight` or `bias` differ from it in dtype or
+/// If `x` has no dimension or is not f32, bf16, f16 or f64, or if `weight` or `bias` have another dtype or
 /// device or are not `[d]`.
 ///
 /// # Source
@@ -54,10 +59,10 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// ```
 ///
 /// # Shapes
-/// `x` `[.., d]`, `weight` `[d]`, result `[.., d]`. Both have one dtype.
+/// `x` `[.., d]`, `weight` `[d]`, result `[.., d]` in the dtype of `x`. `weight` has that dtype too, or is f32: see [`layer_norm`].
 ///
 /// # Errors
-/// If `x` has no dimension or is not f32, bf16, f16 or f64, or if `weight` differs from it in dtype or device
+/// If `x` has no dimension or is not f32, bf16, f16 or f64, or if `weight` has another dtype or device
 /// or is not `[d]`.
 ///
 /// # Source
@@ -142,7 +147,8 @@ impl Norm {
         bias: Option<&Tensor>,
     ) -> Result<bool> {
         self.check(x, weight, bias)?;
-        let serves = x.device().is_cpu() || made_casts(x.device()).is_some() && x.is_contiguous();
+        let kernel = made_casts(x.device()).is_some() && x.is_contiguous();
+        let serves = x.device().is_cpu() || kernel && weight.dtype() == x.dtype();
         Ok(serves && fused(x) && x.elem_count() > 0)
     }
 
@@ -167,9 +173,11 @@ impl Norm {
             return quantizer.quantize_made(&made, both);
         }
         for_dtype!(self.op(), x.dtype(), T => {
-            with_slices([x, weight, bias.unwrap_or(weight)], |[values, weight, shift]: [&[T]; 3]| {
-                let shift = bias.map(|_| shift);
-                let made = |start: usize, y: &mut [T]| self.rows(values, weight, shift, start, y);
+            let (weight, bias) = (parameter::<T>(weight)?, bias.map(parameter::<T>).transpose()?);
+            with_slices([x], |[values]: [&[T]; 1]| {
+                let made = |start: usize, y: &mut [T]| {
+                    self.rows(values, &weight, bias.as_deref(), start, y);
+                };
                 Ok(quantizer.quantize_rows(x.dims(), None, &made)?.map(|(cast, _)| cast))
             })?
         })
@@ -190,7 +198,8 @@ impl Norm {
         let dtype = x.dtype();
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() && fused(x) {
-            let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+            let own = weight.dtype();
+            let (x, weight) = (x.contiguous()?, weight.to_dtype(dtype)?.contiguous()?);
             let (grad, cuda) = (grad.to_dtype(dtype)?.contiguous()?, self.on_cuda());
             let statistics = cuda.statistics(&x, &weight)?;
             let dx = cuda.backward(&x, &weight, &grad, &statistics)?;
@@ -198,21 +207,18 @@ impl Norm {
             let Some(db) = db else {
                 crate::base::error::internal!("{}: no gradient of the bias", self.op());
             };
-            return Ok(match sums_factor == 1. {
-                true => [dx, dw, db],
-                false => [dx, (dw * sums_factor)?, (db * sums_factor)?],
-            });
+            let [dw, db] = match sums_factor == 1. {
+                true => [dw, db],
+                false => [(dw * sums_factor)?, (db * sums_factor)?],
+            };
+            return Ok([dx, dw.to_dtype(own)?, db.to_dtype(own)?]);
         }
         let bias = weight.zeros_like()?;
         let [dx, dw, db] = super::gradients([x, weight, &bias], grad, |[x, weight, bias]| {
             self.composed(x, weight, Some(bias))
         })?;
-        let narrow = |x: Tensor| x.to_dtype(dtype);
-        Ok([
-            narrow(dx)?,
-            narrow((dw * sums_factor)?)?,
-            narrow((db * sums_factor)?)?,
-        ])
+        let of_parameter = |sum: Tensor| (sum * sums_factor)?.to_dtype(weight.dtype());
+        Ok([dx.to_dtype(dtype)?, of_parameter(dw)?, of_parameter(db)?])
     }
 
     fn check(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
@@ -220,7 +226,11 @@ impl Norm {
         let d = last_dim(self.op(), "x", x)?;
         for (what, parameter) in [("weight", Some(weight)), ("bias", bias)] {
             let Some(parameter) = parameter else { continue };
-            check_like(self.op(), what, parameter, x)?;
+            check_device(self.op(), what, parameter, x.device())?;
+            let as_x = parameter.dtype() == x.dtype() || x.dtype() == DType::F64;
+            let expected = if as_x { x.dtype() } else { DType::F32 };
+            check_dtype(self.op(), what, parameter, expected)?;
+            check_dtype(self.op(), what, parameter, weight.dtype())?;
             check_dims(self.op(), what, parameter, &[d])?;
         }
         Ok(())
@@ -230,6 +240,10 @@ impl Norm {
         self.check(x, weight, bias)?;
         if !fused(x) {
             return self.composed(x, weight, bias);
+        }
+        if !x.device().is_cpu() && weight.dtype() != x.dtype() {
+            let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
+            return self.apply(x, &weight.to_dtype(x.dtype())?, bias.as_ref());
         }
         let (x, weight) = (x.contiguous()?, weight.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -269,8 +283,9 @@ impl Norm {
         }
         crate::base::simd::check()?;
         let y = for_dtype!(self.op(), x.dtype(), T => {
-            with_slices([x, weight, bias.unwrap_or(weight)], |[x, weight, shift]: [&[T]; 3]| {
-                storage(self.cpu_forward(x, weight, bias.map(|_| shift)))
+            let (weight, bias) = (parameter::<T>(weight)?, bias.map(parameter::<T>).transpose()?);
+            with_slices([x], |[x]: [&[T]; 1]| {
+                storage(self.cpu_forward(x, &weight, bias.as_deref()))
             })
         })?;
         Ok((y, None))
@@ -334,13 +349,16 @@ impl Norm {
         sums_factor: f64,
     ) -> Result<[Tensor; 3]> {
         for_dtype!(self.op(), x.dtype(), T => {
-            with_slices([x, weight, grad], |[x_values, weight_values, grad]: [&[T]; 3]| {
-                let [dx, dw, db] = self.cpu_backward(x_values, weight_values, grad, sums_factor);
-                Ok([tensor(dx, x.shape())?, tensor(dw, weight.shape())?, tensor(db, weight.shape())?])
+            let values = parameter::<T>(weight)?;
+            with_slices([x, grad], |[x_values, grad]: [&[T]; 2]| {
+                let (dx, sums) = self.cpu_backward(x_values, &values, grad, sums_factor);
+                let [dw, db] = sums.map(|sums| tensor(sums, weight.shape())?.to_dtype(weight.dtype()));
+                Ok([tensor(dx, x.shape())?, dw?, db?])
             })?
         })
     }
 
+    /// The definition in candle's operations.
     fn composed(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (dtype, compute) = (x.dtype(), compute_dtype(x.dtype()));
         let mut x = x.contiguous()?.to_dtype(compute)?;
@@ -358,37 +376,8 @@ impl Norm {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
-    use fp8_test_support::models::{self, Model};
-
-    #[test]
-    fn fused_equals_composed() -> Result<()> {
-        for dtype in DTYPES {
-            // More than one block of rows, and a row length that does not fill whole vectors.
-            let args = [wave(&[3, 97, 101], 1), wave(&[101], 2), wave(&[101], 3)];
-            for center in [true, false] {
-                let norm = Norm { center, eps: 1e-5 };
-                let (op, composed) = (norm, norm);
-                let model = Model::Norm(models::Norm { center, eps: 1e-5 });
-                assert_same_as_composed(
-                    dtype,
-                    &args,
-                    &model,
-                    |a| op.apply(&a[0], &a[1], Some(&a[2])),
-                    |a| composed.composed(&a[0], &a[1], Some(&a[2])),
-                )?;
-                assert_same_as_composed(
-                    dtype,
-                    &args[..2],
-                    &model,
-                    |a| op.apply(&a[0], &a[1], None),
-                    |a| composed.composed(&a[0], &a[1], None),
-                )?;
-            }
-        }
-        Ok(())
-    }
+/// The values of a parameter, in the type in which kernels for `T` compute.
+fn parameter<T: Element>(parameter: &Tensor) -> Result<Vec<T::Real>> {
+    let values = parameter.to_dtype(T::Real::DTYPE)?;
+    Ok(values.flatten_all()?.to_vec1()?)
 }
