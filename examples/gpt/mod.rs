@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use attention::Operands;
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::VarBuilder;
+use clap::ValueEnum;
 use fp8::nn::ops::Activation;
 use fp8::nn::{
     AttentionConfig, Embedding, KeyValues, LayerInputs, LayerNorm, LayerNormMlp, Linear, MlpInput,
@@ -33,6 +34,20 @@ pub struct GptConfig {
     /// Operands of attention's products. None means [`Operands::F32`] in a file; a run then takes the default of its recipe.
     #[serde(default)]
     pub attention: Option<Operands>,
+    /// What blocks compute on and keep for the backward pass.
+    #[serde(default)]
+    pub activations: Activations,
+}
+
+/// The dtype of the tensors between layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// That of the parameters.
+    #[default]
+    F32,
+    /// Half of the bytes, and less time; parameters, the last norm and the head stay as they are.
+    Bf16,
 }
 
 impl Default for GptConfig {
@@ -44,6 +59,7 @@ impl Default for GptConfig {
             num_heads: 4,
             context: 128,
             attention: None,
+            activations: Activations::F32,
         }
     }
 }
@@ -141,15 +157,22 @@ impl Gpt {
         mut caches: Option<&mut Vec<KeyValues<A>>>,
     ) -> Result<A> {
         let (cos, sin) = self.rope(first, tokens.dim(D::Minus1)?, tokens.device())?;
+        let inner = match self.config.activations {
+            Activations::F32 => self.dtype,
+            Activations::Bf16 => DType::BF16,
+        };
+        let (cos, sin) = (cos.to_dtype(inner)?, sin.to_dtype(inner)?);
         let inputs = LayerInputs::default().with_rope(&cos, &sin);
-        let mut x: A = self.embed.lookup(tokens)?;
+        let embedded: A = self.embed.lookup(tokens)?;
+        let mut x = embedded.to_dtype(inner)?;
         for (i, block) in self.blocks.iter().enumerate() {
             x = match caches.as_mut() {
                 None => block.forward_array(&x, &inputs)?,
                 Some(caches) => block.forward_cached(&x, &inputs, &mut caches[i])?,
             };
         }
-        let logits = self.lm_head.apply(&self.norm.apply(&x)?)?;
+        let last = self.norm.apply(&x.to_dtype(self.dtype)?)?;
+        let logits = self.lm_head.apply(&last)?;
         Ok(logits.rescale(Norm::L2, Direction::Backward)?)
     }
 

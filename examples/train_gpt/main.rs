@@ -50,6 +50,7 @@ use flags::Flags;
 use fp8::optim::MomentStorage;
 use fp8::ranks::{World, WorldOptions};
 use fp8::training::{Line, Metrics, trim_stats};
+use gpt::Activations;
 use gpt::GptConfig;
 use gpt::attention::Operands;
 use ranks::{Parallel, Ranks, Travel};
@@ -111,6 +112,9 @@ struct Args {
     /// FP8 recipe keeps half as much for the backward pass. The saved model stores the choice [default: bf16 with an FP8 recipe, else f32]
     #[arg(long)]
     attention: Option<Operands>,
+    /// With FP8 recipes, what blocks compute on besides their products. The saved model stores the choice [default: f32]
+    #[arg(long)]
+    activations: Option<Activations>,
     /// A text file or a folder of them [default: the sources of candle-core]
     #[arg(long)]
     data: Option<PathBuf>,
@@ -161,6 +165,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         settings.moments = args.moments.map_or(settings.moments, Into::into);
         settings.kept = args.kept.map_or(settings.kept, Into::into);
         settings.model.attention = args.attention;
+        settings.model.activations = args.activations.unwrap_or_default();
         for (size, asked) in sizes(&mut settings.model, args) {
             *size = asked.unwrap_or(*size);
         }
@@ -200,6 +205,8 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
             let saved = settings.model.attention;
             same("--attention", Some(&args.attention), &saved)?;
         }
+        let saved = settings.model.activations;
+        same("--activations", args.activations.as_ref(), &saved)?;
         for ((size, asked), flag) in sizes(&mut settings.model, args).into_iter().zip(SIZES) {
             same(flag, asked.as_ref(), size)?;
         }

@@ -3,6 +3,7 @@
 use crate::choice;
 use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
+use crate::gpt::Activations;
 use crate::gpt::attention::Operands;
 use crate::gpt::{Gpt, GptConfig};
 use crate::ranks::{Parallel, Ranks, Travel};
@@ -97,6 +98,9 @@ impl Run {
         let (mut gpt, seed) = (settings.model.clone(), settings.seed);
         let operands = *(gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
         let recipe = recipe.map(|recipe| operands.in_recipe(recipe));
+        if recipe.is_none() {
+            gpt.activations = Activations::F32;
+        }
         let (model, mut weights) = match (name, matmul) {
             (_, Some(matmul)) => Weights::scaled(matmul, &gpt, seed, config, device)?,
             _ if ranks.is_sharded() => {

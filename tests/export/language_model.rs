@@ -28,6 +28,7 @@ fn config(attention: Operands) -> GptConfig {
         num_heads: 2,
         context: 40,
         attention: Some(attention),
+        ..GptConfig::default()
     }
 }
 

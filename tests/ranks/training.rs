@@ -23,7 +23,7 @@ pub fn config() -> GptConfig {
         num_layers: 2,
         num_heads: 2,
         context: 8,
-        attention: None,
+        ..GptConfig::default()
     }
 }
 

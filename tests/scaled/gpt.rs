@@ -23,7 +23,7 @@ fn config() -> GptConfig {
         num_layers: 2,
         num_heads: 2,
         context: 16,
-        attention: None,
+        ..GptConfig::default()
     }
 }
 

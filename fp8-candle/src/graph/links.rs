@@ -118,7 +118,7 @@ mod tests {
         let (result, fails) = (Ready::of(&(x.detach() * factor)?)?, fails.clone());
         attach("times", [x], result, move |_, _, grad| {
             if fails.load(Ordering::Relaxed) {
-                return Err(shape_error("times", "x", "no failure", &[]));
+                return Err(shape_error("times", "x", "no failure", []));
             }
             Ok([Some((grad * factor)?)])
         })

@@ -15,6 +15,7 @@
 mod activation;
 pub(crate) mod attention;
 mod cached_attention;
+mod convert;
 pub(crate) mod cross_entropy;
 pub mod detached;
 pub(crate) mod dropout;
@@ -34,6 +35,7 @@ pub use crate::base::data::attention_products::AttentionProducts;
 pub use activation::{gelu, swiglu};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedSequence, CachedTokens, cached_attention, cached_attention_each};
+pub use convert::to_dtype;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use dropout::dropout;
 pub use embedding::embedding;

@@ -2,7 +2,7 @@
 
 use super::in_node::InNode;
 use crate::error::Result;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use fp8_candle::ops::{self, Activation, AttentionOptions};
 use fp8_scaled::{Direction, Norm, Scaled, ScaledDType};
 
@@ -88,6 +88,13 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// # Errors
     /// If a device fails.
     fn value(&self) -> Result<Tensor>;
+
+    /// A plain tensor in `dtype`, which layers keep whatever that of their parameters: bf16 activations beside parameters in f32.
+    /// Scaled data stays as it is. Errors are those of [`fp8_candle::ops::to_dtype`].
+    fn to_dtype(&self, dtype: DType) -> Result<Self> {
+        let plain = move |x: &[Tensor]| Ok(fp8_candle::ops::to_dtype(&x[0], dtype)?);
+        Self::combine(&[self], plain, |x| Ok(x[0].clone()))
+    }
 
     /// The result of the function for this kind of array.
     #[doc(hidden)]

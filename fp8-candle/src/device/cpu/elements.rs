@@ -124,17 +124,35 @@ macro_rules! for_dtype {
 }
 pub(crate) use for_dtype;
 
+/// A CPU tensor in another dtype, contiguous, outside any graph. candle converts between f32 and 16 bits one value after the other, on one
+/// thread.
+pub(crate) fn converted(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    const TASK: usize = 1 << 14;
+    let x = x.detach();
+    match (x.dtype(), dtype) {
+        (DType::F32, DType::BF16 | DType::F16) => for_narrow!("to_dtype", "x", dtype, T => {
+            with_slices([&x], |[values]: [&[f32]; 1]| {
+                let (narrow, _) = filled(T::default(), values.len(), TASK, |start, narrow| {
+                    fp8_core::narrow(&values[start..start + narrow.len()], narrow);
+                });
+                tensor(narrow, x.shape())
+            })?
+        }),
+        (DType::BF16 | DType::F16, DType::F32) => for_narrow!("to_dtype", "x", x.dtype(), T => {
+            with_slices([&x], |[values]: [&[T]; 1]| {
+                let (wide, _) = filled(0f32, values.len(), TASK, |start, wide| {
+                    fp8_core::widen(&values[start..start + wide.len()], wide);
+                });
+                tensor(wide, x.shape())
+            })?
+        }),
+        _ => Ok(x.to_dtype(dtype)?.contiguous()?),
+    }
+}
+
 /// A CPU tensor rounded to bf16, contiguous.
 pub(crate) fn to_bf16(x: &Tensor) -> Result<Tensor> {
-    if x.dtype() != DType::F32 {
-        return Ok(x.to_dtype(DType::BF16)?.contiguous()?);
-    }
-    with_slices([x], |[values]: [&[f32]; 1]| {
-        let (rounded, _) = filled(bf16::ZERO, values.len(), 1 << 14, |start, rounded| {
-            fp8_core::narrow(&values[start..start + rounded.len()], rounded);
-        });
-        tensor(rounded, x.shape())
-    })?
+    converted(x, DType::BF16)
 }
 
 /// The dtype in which kernels for `dtype` compute.
