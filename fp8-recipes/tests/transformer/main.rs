@@ -1,5 +1,6 @@
 //! Transformer modules as one node of the graph, against their layers one by one; checkpointed functions; activations kept in FP8.
 
+mod activations;
 mod attention;
 mod changed;
 mod checkpointing;
