@@ -15,9 +15,9 @@ use candle_core::{DType, Tensor};
 /// # Examples
 /// ```
 /// use candle_core::{DType, Device, Var};
-/// let x = Var::new(&[1f32, 0.1], &Device::Cpu)?;
+/// let x = Var::new(&[1f32, 257.], &Device::Cpu)?;
 /// let y = fp8_candle::ops::to_dtype(&x, DType::BF16)?;
-/// assert_eq!(y.to_dtype(DType::F32)?.to_vec1::<f32>()?, [1., 0.10009766]);
+/// assert_eq!(y.to_dtype(DType::F32)?.to_vec1::<f32>()?, [1., 256.]);
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn to_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
