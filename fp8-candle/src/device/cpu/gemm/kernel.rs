@@ -4,7 +4,7 @@ use super::super::scratch::{LINE, Plain};
 use super::exponents::Exponents;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
-use super::layout::{Order, PANEL, SLICE_STRIDE};
+use super::layout::{Order, SLICE_STRIDE};
 use super::results::Block;
 use super::side::Side;
 use crate::base::parallel::shared::Shared;
@@ -61,10 +61,11 @@ pub(super) struct PackedPanel<'a> {
     pub(super) added: &'a [u16],
 }
 
+#[cfg(target_arch = "x86_64")]
 impl PackedPanel<'_> {
     /// What is added to the columns of a segment, if anything is.
     #[inline]
-    pub(super) fn added_at(&self, segment: usize) -> &[u16; PANEL] {
+    pub(super) fn added_at(&self, segment: usize) -> &[u16; super::layout::PANEL] {
         &self.added.as_chunks().0[segment]
     }
 }
