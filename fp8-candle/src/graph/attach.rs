@@ -176,7 +176,7 @@ pub(crate) fn attach_all(
                 .into_iter()
                 .zip(&links)
                 .map(|(grad, link)| match link {
-                    Some(link) => Ok(Some(link.inbox.put(grad)?)),
+                    Some(link) => Ok(Some(link.inbox.put(grad).map_err(tell)?)),
                     None => Ok(grad),
                 });
             sent.collect()
@@ -186,6 +186,7 @@ pub(crate) fn attach_all(
     let op = {
         let (inbox, linked) = (inbox.clone(), linked.clone());
         Op::new(name, result, move |_, _, grad| {
+            // Owned by the result's operation, so that the link ends with the result.
             let _ = &linked;
             Ok(vec![Some(inbox.put(Some(grad.clone()))?)])
         })

@@ -37,8 +37,10 @@ impl Inbox {
         if let Some(gradient) = gradient {
             if (gradient.shape(), gradient.dtype()) != (&self.shape, self.dtype) {
                 let expected = format!(
-                    "the shape of its tensor, {:?}, in {:?}",
-                    self.shape, self.dtype
+                    "the shape of its tensor, {:?}, in {:?} (this gradient is in {:?})",
+                    self.shape,
+                    self.dtype,
+                    gradient.dtype()
                 );
                 return Err(shape_error(
                     "backward",
