@@ -39,10 +39,14 @@ template <class T> struct Normed {
   }
 };
 
+// Blocks of a multiprocessor that share its registers, in kernels whose threads read two tensors and compute much. A thread then has
+// one row of 16-bit elements at a time, and what three blocks read is under way beside what they compute.
+template <class T> constexpr int BLOCKS_OF_TWO_READS = sizeof(T) == 2 ? 3 : 2;
+
 template <class T, uint32_t CURVE, bool GATED> struct Activated {
   struct Columns {};
   using Row = typename Activation<T, CURVE, GATED>::template Read<16>;
-  static constexpr int ROWS = rows_at_once<T>(GATED ? 2 : 1);
+  static constexpr int ROWS = GATED ? 1 : rows_at_once<T>(1);
   Activation<T, CURVE, GATED> activation;
   __device__ __forceinline__ Columns columns(uint64_t) const { return {}; }
   __device__ __forceinline__ Row read(uint64_t row, uint64_t col) const {
@@ -61,7 +65,7 @@ template <class T, uint32_t CURVE, bool GATED> struct ActivationGradient {
     Pack<T, 16> grad;
     typename Activation<T, CURVE, GATED>::template Read<16> of;
   };
-  static constexpr int ROWS = rows_at_once<T>(GATED ? 3 : 2);
+  static constexpr int ROWS = 1;
   Activation<T, CURVE, GATED> activation;
   const T* grad;
   uint64_t n;
@@ -110,14 +114,14 @@ __device__ __forceinline__ void cast(const Source& source, const float* quant_sc
   FP8_FOR_ACTIVATIONS(DEFINE_ACTIVATION, T, NAME)
 
 #define DEFINE_ACTIVATION(ACT, CURVE, GATED, T, NAME)                                                                  \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, GATED ? BLOCKS_OF_TWO_READS<T> : 2)                       \
       fp8_cast_activation_##ACT##_##NAME(const T* gate, const T* value, uint64_t pitch, const float* quant_scale,      \
                                 uint8_t* codes, uint8_t* transposed, uint32_t* amax, float* sums, uint64_t rows,       \
                                 uint64_t cols, uint32_t e5m2) {                                                        \
     cast(Activated<T, CURVE, GATED>{{gate, value, pitch}}, quant_scale, CastTo{codes, transposed, amax, sums, true}, rows, cols,\
          e5m2 != 0);                                                                                                   \
   }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                        \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_OF_TWO_READS<T>)                                   \
       fp8_cast_activation_gradient_##ACT##_##NAME(const T* gate, const T* value, uint64_t pitch, const T* grad, uint64_t n,\
                                          const float* quant_scale, uint8_t* codes, uint8_t* transposed,                \
                                          uint32_t* amax, float* sums, uint64_t rows, uint64_t cols, uint32_t e5m2) {   \

@@ -131,10 +131,7 @@ template <class T> struct Stored {
 };
 
 // The values rounded to the element type, as a cast that reads them would see them.
-template <class T> __device__ __forceinline__ void round_to(float (&v)[16]) {
-#pragma unroll
-  for (int i = 0; i < 16; i++) v[i] = to_f32(from_f32<T>(v[i]));
-}
+template <class T> __device__ __forceinline__ void round_to(float (&v)[16]) { to_f32(rounded<T>(v), v); }
 
 // Tiles of 128x128: each thread casts 4 rows of 16 values, and the block turns the codes in shared memory. A source gives what it
 // needs for 16 columns (`columns`), reads 16 values of a row (`read`), and computes from both (`values`); all reads of `ROWS` rows

@@ -42,12 +42,27 @@ template <int N, class T> __device__ __forceinline__ void load_f32(const T* src,
   for (int i = 0; i < N; i++) dst[i] = to_f32(pack.v[i]);
 }
 
-// Rounds and stores N consecutive elements; `dst` is aligned to the pack.
-template <int N, class T> __device__ __forceinline__ void store_f32(T* dst, const float (&src)[N]) {
+// Two elements at a time, which is one instruction on the chip.
+__device__ __forceinline__ void round_pair(const float (&src)[2], float* dst) { dst[0] = src[0], dst[1] = src[1]; }
+__device__ __forceinline__ void round_pair(const float (&src)[2], __nv_bfloat16* dst) {
+  *reinterpret_cast<__nv_bfloat162*>(dst) = __floats2bfloat162_rn(src[0], src[1]);
+}
+__device__ __forceinline__ void round_pair(const float (&src)[2], __half* dst) {
+  *reinterpret_cast<__half2*>(dst) = __floats2half2_rn(src[0], src[1]);
+}
+
+// Rounds N elements.
+template <class T, int N> __device__ __forceinline__ Pack<T, N> rounded(const float (&src)[N]) {
   Pack<T, N> pack;
 #pragma unroll
-  for (int i = 0; i < N; i++) pack.v[i] = from_f32<T>(src[i]);
-  *reinterpret_cast<Pack<T, N>*>(dst) = pack;
+  for (int i = 0; i + 1 < N; i += 2) round_pair({src[i], src[i + 1]}, pack.v + i);
+  if constexpr (N % 2) pack.v[N - 1] = from_f32<T>(src[N - 1]);
+  return pack;
+}
+
+// Rounds and stores N consecutive elements; `dst` is aligned to the pack.
+template <int N, class T> __device__ __forceinline__ void store_f32(T* dst, const float (&src)[N]) {
+  *reinterpret_cast<Pack<T, N>*>(dst) = rounded<T>(src);
 }
 
 // Whether pointers may be read and written 16 bytes at a time.

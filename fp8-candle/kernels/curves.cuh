@@ -36,13 +36,16 @@ __device__ __forceinline__ Sigmoid sigmoid_of_2u(float x) {
   return sigmoid(__fmul_rn(fmaf(__fmul_rn(x, x), CUBIC_TERM, LINEAR_TERM), x));
 }
 
+// With s the sigmoid at -2 u(|x|): s - |x| s (1 - s) d(2 u) / dx where x < 0, and 1 minus that where x > 0. Beyond 32 it is 0 or 1.
 __device__ __forceinline__ float gelu_slope(float x) {
-  constexpr float LINEAR_TERM = (float)(2.0 * SQRT_2_OVER_PI);
-  constexpr float CUBIC_TERM = (float)(6.0 * SQRT_2_OVER_PI * CUBIC);
-  const Sigmoid s = sigmoid_of_2u(x);
-  const float within = bounded(x, 32.0f);
-  const float du = __fmul_rn(fmaf(__fmul_rn(within, within), CUBIC_TERM, LINEAR_TERM), within);  // x * d(2 u) / dx
-  return fmaf(s.slope, du, s.value);
+  constexpr double LINEAR_TERM = 2.0 * SQRT_2_OVER_PI, CUBIC_TERM = LINEAR_TERM * CUBIC;
+  const float a = least(fabsf(x), 32.0f), square = __fmul_rn(a, a);
+  const float e = exp2_approximate(__fmul_rn(fmaf(square, (float)(-LOG2_E * CUBIC_TERM), (float)(-LOG2_E * LINEAR_TERM)), a));
+  const float d = reciprocal_approximate(__fadd_rn(1.0f, e));
+  const float small = __fmul_rn(e, d);
+  const float rise = __fmul_rn(fmaf(square, (float)(3.0 * CUBIC_TERM), (float)LINEAR_TERM), a);  // a * d(2 u) / da
+  const float of_negative = fmaf(-__fmul_rn(small, d), rise, small);
+  return x < 0.0f ? of_negative : __fsub_rn(1.0f, of_negative);
 }
 
 // The distribution of a normal variable and e^(-x^2 / 2).

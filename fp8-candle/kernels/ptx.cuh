@@ -12,6 +12,7 @@
 __device__ __forceinline__ int recomputed(int x) { return x; }
 __device__ __forceinline__ float exp2_approximate(float x) { return exp2f(x); }
 __device__ __forceinline__ float reciprocal_approximate(float x) { return 1.0f / x; }
+__device__ __forceinline__ float least(float x, float y) { return x != x || x < y ? x : y; }
 
 #else
 
@@ -101,6 +102,13 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// The lesser of a number, or NaN, and a number.
+__device__ __forceinline__ float least(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
 }
 
 #endif
