@@ -1,52 +1,17 @@
 // AdamW over all tensors of a device at once: a table of chunks tells each block its tensor and the piece of it.
 //
 // 1. fp8_adamw_norm_*: the sum of squares of each chunk, in f64.  2. fp8_adamw_decide: their sum, and from it whether the
-// step is taken, the clip coefficient and the bias corrections.  3. fp8_adamw_update_*: the update.
+// step is taken, the clip coefficient and the bias corrections.  3. fp8_adamw_update_*: the update; that of moments in FP8
+// is in adamw_coded.cu.
 //
 // Sums and updates have the same bits as on the CPU (fp8-optim): the same order of operations, each rounded separately. The
 // _rn intrinsics keep the compiler from fusing them.
-#include "common.cuh"
+#include "adamw.cuh"
 
-constexpr uint32_t CHUNK = 1 << 14;
 // Running sums of a chunk: element i belongs to lane i % LANES.
 constexpr int LANES = 1024;
 constexpr int NORM_THREADS = 128;
 constexpr int OWN_LANES = LANES / NORM_THREADS;
-// Blocks of an update that share a chunk.
-constexpr uint32_t PARTS = 4;
-constexpr uint32_t PART = CHUNK / PARTS;
-
-struct alignas(16) Chunk {
-  uint32_t tensor;   // index into both tables
-  uint32_t block;    // counted within the tensor
-  uint32_t partial;  // index of its sum of squares
-  uint32_t unused;
-};
-
-// Addresses as u64: element types differ between tensors.
-struct alignas(16) Params {
-  uint64_t var, exp_avg, exp_avg_sq;
-  uint64_t master;  // 0 for none
-  uint64_t len;
-  uint64_t decays;
-};
-
-template <class C> struct Coefficients {
-  C lr, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, decay, correction1, correction2, clip;
-};
-
-// What the update reads. Written by fp8_adamw_decide or fp8_adamw_coefficients.
-struct Control {
-  Coefficients<double> wide;
-  Coefficients<float> narrow;
-  uint32_t proceed;
-  uint32_t unused;
-};
-static_assert(sizeof(Control) == 128, "the host allocates 128 bytes");
-
-template <class T> __device__ __forceinline__ T* pointer(uint64_t address) { return reinterpret_cast<T*>(address); }
-__device__ __forceinline__ double bits(uint64_t x) { return __longlong_as_double((long long)x); }
-
 // --- sums -----------------------------------------------------------------------------------------------------------
 
 // The square of an f32 or narrower value is exact in f64, so this is a product and a sum.
@@ -153,8 +118,9 @@ __device__ __forceinline__ double correction(double beta, uint64_t step) {
   return __ddiv_rn(1.0, __dsub_rn(1.0, power(beta, step)));
 }
 
-__device__ __forceinline__ void permit(Control* control, const Coefficients<double>& c) {
+__device__ __forceinline__ void permit(Control* control, const Coefficients<double>& c, uint64_t step) {
   control->wide = c;
+  control->step = (uint32_t)step;
   control->narrow = {__double2float_rn(c.lr),
                      __double2float_rn(c.beta1),
                      __double2float_rn(c.one_minus_beta1),
@@ -186,7 +152,7 @@ extern "C" __global__ void fp8_adamw_decide(const double* partials, uint64_t cou
     const double ratio = __ddiv_rn(bits(limit), __dadd_rn(norm, 1e-6));
     clip = ratio < 1.0 ? ratio : 1.0;
     permit(control, {bits(lr), bits(beta1), __dsub_rn(1.0, bits(beta1)), bits(beta2), __dsub_rn(1.0, bits(beta2)),
-                     bits(eps), bits(decay), correction(bits(beta1), step), correction(bits(beta2), step), clip});
+                     bits(eps), bits(decay), correction(bits(beta1), step), correction(bits(beta2), step), clip}, step);
   } else {
     control->proceed = 0;
   }
@@ -202,7 +168,6 @@ extern "C" __global__ void fp8_adamw_sum(const double* partials, uint64_t count,
   if (threadIdx.x == 0) *out = sum;
 }
 
-// One thread: coefficients that the host has decided on, as the bits of f64s.
 // Writes words that the launch carries, so that a graph needs nothing of the host's memory.
 extern "C" __global__ void fp8_adamw_words(uint64_t* to, uint64_t count, uint64_t w0, uint64_t w1, uint64_t w2, uint64_t w3,
                                            uint64_t w4, uint64_t w5, uint64_t w6, uint64_t w7, uint64_t w8, uint64_t w9,
@@ -213,63 +178,16 @@ extern "C" __global__ void fp8_adamw_words(uint64_t* to, uint64_t count, uint64_
     if (threadIdx.x == i && i < count) to[i] = words[i];
 }
 
+// One thread: coefficients that the host has decided on, as the bits of f64s, and the number of the step.
 extern "C" __global__ void fp8_adamw_coefficients(Control* control, uint64_t lr, uint64_t beta1, uint64_t beta2,
                                                   uint64_t eps, uint64_t decay, uint64_t correction1,
-                                                  uint64_t correction2, uint64_t clip) {
+                                                  uint64_t correction2, uint64_t clip, uint64_t step) {
   if (global_thread() != 0) return;
   permit(control, {bits(lr), bits(beta1), __dsub_rn(1.0, bits(beta1)), bits(beta2), __dsub_rn(1.0, bits(beta2)),
-                   bits(eps), bits(decay), bits(correction1), bits(correction2), bits(clip)});
+                   bits(eps), bits(decay), bits(correction1), bits(correction2), bits(clip)}, step);
 }
 
-// --- update ---------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ float sub(float a, float b) { return __fsub_rn(a, b); }
-__device__ __forceinline__ float quotient(float a, float b) { return __fdiv_rn(a, b); }
-__device__ __forceinline__ float root(float a) { return __fsqrt_rn(a); }
-__device__ __forceinline__ double mul(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
-__device__ __forceinline__ double sub(double a, double b) { return __dsub_rn(a, b); }
-__device__ __forceinline__ double quotient(double a, double b) { return __ddiv_rn(a, b); }
-__device__ __forceinline__ double root(double a) { return __dsqrt_rn(a); }
-
-__device__ __forceinline__ const Coefficients<float>& coefficients(const Control* control, float) {
-  return control->narrow;
-}
-__device__ __forceinline__ const Coefficients<double>& coefficients(const Control* control, double) {
-  return control->wide;
-}
-
-// Element type, type of the arithmetic and the moments, elements per 16 bytes.
-template <class T> struct Kind {
-  using Compute = float;
-  static constexpr int PACK = 16 / sizeof(T);
-  static constexpr bool HAS_MASTER = sizeof(T) == 2;
-  static __device__ __forceinline__ float widen(T x) { return to_f32(x); }
-  static __device__ __forceinline__ T narrow(float x) { return from_f32<T>(x); }
-};
-template <> struct Kind<double> {
-  using Compute = double;
-  static constexpr int PACK = 2;
-  static constexpr bool HAS_MASTER = false;
-  static __device__ __forceinline__ double widen(double x) { return x; }
-  static __device__ __forceinline__ double narrow(double x) { return x; }
-};
-
-__device__ __forceinline__ bool same_bits(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return __bfloat16_as_ushort(a) == __bfloat16_as_ushort(b);
-}
-__device__ __forceinline__ bool same_bits(__half a, __half b) { return __half_as_ushort(a) == __half_as_ushort(b); }
-
-// Returns the new theta; updates the moments in place.
-template <class C> __device__ __forceinline__ C step(const Coefficients<C>& c, C theta, C grad, C& m, C& v) {
-  const C g = mul(grad, c.clip);
-  m = add(mul(m, c.beta1), mul(g, c.one_minus_beta1));
-  v = add(mul(v, c.beta2), mul(mul(g, g), c.one_minus_beta2));
-  const C adjusted = quotient(mul(m, c.correction1), add(root(mul(v, c.correction2)), c.eps));
-  return sub(mul(theta, c.decay), mul(adjusted, c.lr));
-}
+// --- update of moments in f32 or f64 -----------------------------------------------------------------------------------
 
 template <class T, class C> struct Arrays {
   T* var;
@@ -332,12 +250,12 @@ __device__ __forceinline__ void update(const Chunk* chunks, const Params* params
   const uint64_t start = (uint64_t)chunk.block * CHUNK + blockIdx.y * PART;
   if (start >= p.len) return;
   const uint32_t count = p.len - start < PART ? (uint32_t)(p.len - start) : PART;
-  const Arrays<T, C> a = {pointer<T>(p.var) + start, pointer<const T>(grad) + start, pointer<C>(p.exp_avg) + start,
-                          pointer<C>(p.exp_avg_sq) + start, p.master ? pointer<float>(p.master) + start : nullptr};
+  const Arrays<T, C> a = {pointer<T>(p.var) + start, pointer<const T>(grad) + start, pointer<C>(p.exp_avg.values) + start,
+                          pointer<C>(p.exp_avg_sq.values) + start, p.master ? pointer<float>(p.master) + start : nullptr};
   Coefficients<C> c = coefficients(control, C());
-  if (!p.decays) c.decay = C(1);
+  if (!(p.flags & DECAYS)) c.decay = C(1);
   // `start` is a multiple of 16 bytes in every array.
-  const bool packed = aligned16(pointer<void>(p.var | p.exp_avg | p.exp_avg_sq | p.master | grad));
+  const bool packed = aligned16(pointer<void>(p.var | p.exp_avg.values | p.exp_avg_sq.values | p.master | grad));
   const uint32_t whole = packed ? count / N * N : 0;
   for (uint32_t at = threadIdx.x * N; at < whole; at += blockDim.x * N) update_pack<N>(a, at, c);
   for (uint32_t at = whole + threadIdx.x; at < count; at += blockDim.x) update_pack<1>(a, at, c);

@@ -2,4 +2,6 @@
 //! `fp8-optim`.
 
 pub use crate::device::cuda::adamw::MultiTensorAdamW;
-pub use crate::device::cuda::adamw_tensors::{AdamWDecision, AdamWHyperparameters, AdamWTensors};
+pub use crate::device::cuda::adamw_tensors::{
+    AdamWDecision, AdamWHyperparameters, AdamWMoments, AdamWTensors, CodedMoment,
+};

@@ -4,7 +4,7 @@
 //! every loader checks its numbers and names the tensor and the value.
 
 use crate::error::{Error, Result};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 /// What a scale must be, for messages: see [`is_scale`].
 pub(crate) const SCALE: &str =
@@ -46,7 +46,7 @@ pub fn first_outside(
     tensor: &Tensor,
     fits: impl Fn(f64) -> bool,
 ) -> candle_core::Result<Option<(usize, f64)>> {
-    let tensor = tensor.detach().flatten_all()?;
+    let tensor = tensor.detach().flatten_all()?.to_device(&Device::Cpu)?;
     Ok(match tensor.dtype() {
         // The common case without a second copy.
         DType::F32 => {

@@ -3,71 +3,13 @@
 use fp8_candle::parallel::vectorized;
 use fp8_core::{Cast, Format, Rounding, ScaleGrid, StochasticKey, encode_rows};
 
+use super::curve::{Curve, LARGEST, shares};
+
 /// Elements of a block.
 pub(crate) const BLOCK: usize = 128;
 
 /// Elements that are cast at a time.
 const GROUP: usize = 4 * BLOCK;
-
-/// The largest code of E4M3.
-const LARGEST: f32 = 448.;
-
-/// Exponents `k` of `448 (|x| / amax)^k`, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Curve {
-    Linear = 0,
-    Square = 1,
-    Fourth = 2,
-    Root = 3,
-}
-
-/// How many curves there are.
-pub(crate) const CURVES: u8 = 4;
-
-impl Curve {
-    fn of(number: u8) -> Self {
-        match number {
-            1 => Self::Square,
-            2 => Self::Fourth,
-            3 => Self::Root,
-            _ => Self::Linear,
-        }
-    }
-
-    /// The curve of a block by `spread`, its amax over its mean magnitude. Magnitudes of a sixteenth of the mean still get codes of full
-    /// precision (E4M3 has them over a range of 2^14.8) up to the spread at which a smaller exponent takes over.
-    fn for_spread(spread: f32) -> Self {
-        match spread {
-            s if s <= 1.25 => Self::Fourth,
-            s if s <= 10. => Self::Square,
-            s if s <= 48. => Self::Linear,
-            _ => Self::Root,
-        }
-    }
-
-    /// `t^k` for `t` in `[0, 1]`.
-    #[inline(always)]
-    fn raise(self, t: f32) -> f32 {
-        match self {
-            Self::Linear => t,
-            Self::Square => t * t,
-            Self::Fourth => (t * t) * (t * t),
-            Self::Root => t.sqrt(),
-        }
-    }
-
-    /// The inverse of [`Curve::raise`].
-    #[inline(always)]
-    fn lower(self, t: f32) -> f32 {
-        match self {
-            Self::Linear => t,
-            Self::Square => t.sqrt(),
-            Self::Fourth => t.sqrt().sqrt(),
-            Self::Root => t * t,
-        }
-    }
-}
 
 /// How values become codes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,28 +24,13 @@ pub(crate) struct Coding {
 
 /// The values of some blocks, of which the last may be shorter.
 pub(crate) fn decode(codes: &[u8], amaxes: &[f32], curves: &[u8], values: &mut [f32]) {
-    fp8_core::decode(Format::E4M3, codes, 1., values);
-    let blocks = values.chunks_mut(BLOCK).zip(amaxes).zip(curves);
-    for ((values, &amax), &curve) in blocks {
-        // A loop for each curve, which vectorizes.
-        match Curve::of(curve) {
-            Curve::Linear => lower(values, amax, |t| Curve::Linear.lower(t)),
-            Curve::Square => lower(values, amax, |t| Curve::Square.lower(t)),
-            Curve::Fourth => lower(values, amax, |t| Curve::Fourth.lower(t)),
-            Curve::Root => lower(values, amax, |t| Curve::Root.lower(t)),
+    let blocks = values.chunks_mut(BLOCK).zip(codes.chunks(BLOCK));
+    for ((values, codes), (&amax, &curve)) in blocks.zip(amaxes.iter().zip(curves)) {
+        let shares = shares(Curve::of(curve));
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = amax * shares[usize::from(*code)];
         }
     }
-}
-
-fn lower(values: &mut [f32], amax: f32, lower: impl Fn(f32) -> f32 + Copy) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for x in values {
-                *x = (amax * lower(x.abs() / LARGEST)).copysign(*x);
-            }
-        },
-    );
 }
 
 /// The codes, amaxes and curves of some blocks, the first of which begins with element number `first`. The last may be shorter.
@@ -138,9 +65,14 @@ pub(crate) fn encode(
         codes.copy_from_slice(&whole[..codes.len()]);
         row += rows;
         if coding.non_negative {
-            for (code, value) in codes.iter_mut().zip(values) {
-                *code = (*code).max(u8::from(*value > 0.));
-            }
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (code, value) in codes.iter_mut().zip(values) {
+                        *code = (*code).max(u8::from(*value > 0.));
+                    }
+                },
+            );
         }
     }
 }
@@ -170,15 +102,19 @@ fn raise_block(values: &[f32], expands: bool, raised: &mut [f32]) -> (f32, u8) {
 #[inline(always)]
 fn measure(values: &[f32]) -> (f32, f32) {
     const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (mut largest, mut sums) = ([0f32; LANES], [0f32; LANES]);
-    for lanes in values.chunks(LANES) {
-        for ((x, largest), sum) in lanes.iter().zip(&mut largest).zip(&mut sums) {
-            let x = x.abs();
-            *largest = if x > *largest { x } else { *largest };
-            *sum += x;
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for lanes in whole {
+        for i in 0..LANES {
+            largest[i] = larger(largest[i], lanes[i].abs());
+            sums[i] += lanes[i].abs();
         }
     }
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    for (i, x) in rest.iter().enumerate() {
+        largest[i] = larger(largest[i], x.abs());
+        sums[i] += x.abs();
+    }
     (largest.into_iter().fold(0., larger), sums.into_iter().sum())
 }
 
@@ -200,6 +136,7 @@ fn raise(values: &[f32], amax: f32, raised: &mut [f32], raise: impl Fn(f32) -> f
 
 #[cfg(test)]
 mod tests {
+    use super::super::curve::CURVES;
     use super::*;
 
     const KEY: StochasticKey = StochasticKey {

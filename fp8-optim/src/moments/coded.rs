@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 
 use super::blocks::{BLOCK, Coding, decode, encode};
 
-/// A moment in FP8, in host memory.
+/// A moment in FP8, on the device of its variable.
 #[derive(Clone)]
 pub struct Coded {
     /// U8, in the shape of the variable.
@@ -16,18 +16,18 @@ pub struct Coded {
 }
 
 impl Coded {
-    pub(crate) fn zeros(shape: &Shape) -> Result<Self> {
+    pub(crate) fn zeros(shape: &Shape, device: &Device) -> Result<Self> {
         let blocks = shape.elem_count().div_ceil(BLOCK);
         Ok(Self {
-            codes: Tensor::zeros(shape, DType::U8, &Device::Cpu)?,
-            amaxes: Tensor::zeros(blocks, DType::F32, &Device::Cpu)?,
-            curves: Tensor::zeros(blocks, DType::U8, &Device::Cpu)?,
+            codes: Tensor::zeros(shape, DType::U8, device)?,
+            amaxes: Tensor::zeros(blocks, DType::F32, device)?,
+            curves: Tensor::zeros(blocks, DType::U8, device)?,
         })
     }
 
-    /// The codes of values, on whatever device they are.
+    /// The codes of values, which the host computes.
     pub(crate) fn of(values: &Tensor, coding: Coding) -> Result<Self> {
-        let shape = values.shape();
+        let (shape, device) = (values.shape(), values.device());
         let values = values.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
         let values = values.flatten_all()?.to_vec1::<f32>()?;
         let blocks = values.len().div_ceil(BLOCK);
@@ -35,13 +35,13 @@ impl Coded {
         let mut curves = vec![0; blocks];
         encode(&values, coding, 0, (&mut codes, &mut amaxes, &mut curves));
         Ok(Self {
-            codes: Tensor::from_vec(codes, shape, &Device::Cpu)?,
-            amaxes: Tensor::from_vec(amaxes, blocks, &Device::Cpu)?,
-            curves: Tensor::from_vec(curves, blocks, &Device::Cpu)?,
+            codes: Tensor::from_vec(codes, shape, device)?,
+            amaxes: Tensor::from_vec(amaxes, blocks, device)?,
+            curves: Tensor::from_vec(curves, blocks, device)?,
         })
     }
 
-    /// The values, in f32.
+    /// The values, in f32 on `device`, computed by the host.
     pub(crate) fn values(&self, device: &Device) -> Result<Tensor> {
         let codes = self.codes.flatten_all()?.to_vec1::<u8>()?;
         let (amaxes, curves) = (self.amaxes.to_vec1::<f32>()?, self.curves.to_vec1::<u8>()?);

@@ -8,15 +8,16 @@ use fp8_core::StochasticKey;
 use super::super::error;
 use super::super::rule::Moment;
 use super::super::state_reader::StateReader;
-use super::blocks::{BLOCK, CURVES as CURVE_COUNT, Coding};
+use super::blocks::{BLOCK, Coding};
 use super::coded::{AMAXES, CURVES, Coded};
+use super::curve::CURVES as CURVE_COUNT;
 use super::storage::MomentStorage;
 
 /// A moment of a variable.
 pub enum Kept {
     /// In f32, or in f64 for an f64 variable, on the variable's device.
     Values(Tensor),
-    /// In FP8.
+    /// In FP8, there too.
     Coded(Coded),
 }
 
@@ -29,7 +30,9 @@ impl Kept {
         device: &Device,
     ) -> Result<Self> {
         match storage {
-            MomentStorage::Fp8(_) if dtype == DType::F32 => Coded::zeros(shape).map(Self::Coded),
+            MomentStorage::Fp8(_) if dtype == DType::F32 => {
+                Coded::zeros(shape, device).map(Self::Coded)
+            }
             _ => Tensor::zeros(shape, dtype, device).map(Self::Values),
         }
     }
@@ -120,11 +123,10 @@ impl Kept {
         let amaxes = state.take(&amaxes, DType::F32, &blocks, true)?;
         let is_curve = |x: f64| x < f64::from(CURVE_COUNT);
         let curves = state.take_where(&curves, DType::U8, &blocks, is_curve, "at most 3")?;
-        let host = |tensor| copy(tensor, &Device::Cpu);
         Ok(Self::Coded(Coded {
-            codes: host(codes)?,
-            amaxes: host(amaxes)?,
-            curves: host(curves)?,
+            codes: copy(codes, device)?,
+            amaxes: copy(amaxes, device)?,
+            curves: copy(curves, device)?,
         }))
     }
 

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod coded;
+mod curve;
 mod kept;
 mod storage;
 

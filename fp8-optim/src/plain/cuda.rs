@@ -1,34 +1,63 @@
 //! Variables on CUDA devices, which kernels update together where they compute the rule.
 
 use candle_core::{Device, Tensor};
-use fp8_candle::optim::{AdamWDecision, AdamWTensors, MultiTensorAdamW};
+use fp8_candle::optim::{AdamWDecision, AdamWMoments, AdamWTensors, CodedMoment, MultiTensorAdamW};
 
 use super::super::counter::{Counter, correction};
 use super::super::engine::{Engine, Slot};
 use super::super::error::Result;
 use super::super::groups::Groups;
 use super::super::masters::{Keeping, MasterDType};
-use super::super::moments::{Kept, MomentStorage};
+use super::super::moments::{Coded, Kept, coding};
 use super::super::report::StepReport;
 use super::super::rule::Rule;
 use super::super::shared::KernelGroup;
 use super::super::veto::CastVeto;
-use super::variable::Variable;
+use super::variable::{Variable, moment_key};
 
 impl Variable {
     fn is_on_cuda(&self) -> bool {
         self.var.device().is_cuda()
     }
 
-    fn kernel_tensors(&self, decays: bool) -> candle_core::Result<AdamWTensors> {
-        let Some([Kept::Values(exp_avg), Kept::Values(exp_avg_sq)]) = self.state.moments.as_deref()
-        else {
-            candle_core::bail!("variable `{}`: it has no two moments", self.name)
+    /// `index`: the variable's number, for the random bits of its moments.
+    fn kernel_tensors<R: Rule>(
+        &self,
+        rule: &R,
+        index: usize,
+        decays: bool,
+    ) -> candle_core::Result<AdamWTensors> {
+        let moments = match self.state.moments.as_deref() {
+            Some([Kept::Values(exp_avg), Kept::Values(exp_avg_sq)]) => AdamWMoments::Values {
+                exp_avg: exp_avg.clone(),
+                exp_avg_sq: exp_avg_sq.clone(),
+            },
+            Some([Kept::Coded(exp_avg), Kept::Coded(exp_avg_sq)]) => {
+                // The kernels add the number of the step.
+                let key = |i| moment_key(rule.settings().seed, 0, index, i);
+                let storage = self.storage;
+                let coding = R::MOMENTS
+                    .first()
+                    .map(|moment| coding(storage, moment, key(0)));
+                let coding = coding.flatten().unwrap_or_default();
+                let coded = |coded: &Coded, i| CodedMoment {
+                    codes: coded.codes.clone(),
+                    amaxes: coded.amaxes.clone(),
+                    curves: coded.curves.clone(),
+                    tensor: key(i).map_or(0, |key| key.tensor),
+                };
+                AdamWMoments::Coded {
+                    exp_avg: coded(exp_avg, 0),
+                    exp_avg_sq: coded(exp_avg_sq, 1),
+                    expands: coding.expands,
+                    seed: coding.key.map(|key| key.seed),
+                }
+            }
+            _ => candle_core::bail!("variable `{}`: it has no two moments", self.name),
         };
         Ok(AdamWTensors {
             var: self.var.as_detached_tensor(),
-            exp_avg: exp_avg.clone(),
-            exp_avg_sq: exp_avg_sq.clone(),
+            moments,
             master: self.state.master.clone(),
             decays,
         })
@@ -41,7 +70,6 @@ pub(super) fn counter<R: Rule>(rule: &R, variables: &[Variable]) -> candle_core:
     match variables.split_first() {
         Some((first, rest))
             if rule.adamw_kernel().is_some()
-                && rule.settings().moments == MomentStorage::F32
                 && first.is_on_cuda()
                 && rest
                     .iter()
@@ -53,20 +81,18 @@ pub(super) fn counter<R: Rule>(rule: &R, variables: &[Variable]) -> candle_core:
     }
 }
 
-/// Whether variable number `i` is in a group of kernels, which know one learning rate, one weight decay, and masters and moments in
-/// f32.
+/// Whether variable number `i` is in a group of kernels, which know one learning rate, one weight decay, and masters in f32.
 fn is_grouped(slots: &[Slot<Variable>], own: &Groups, i: usize) -> bool {
     let variable = &slots[i].parameter;
     let known = matches!(
         variable.keeping,
         Keeping::Variable | Keeping::Copy(MasterDType::F32)
     );
-    let in_f32 = variable.storage == MomentStorage::F32;
-    variable.is_on_cuda() && known && in_f32 && own.of(i).is_none()
+    variable.is_on_cuda() && known && own.of(i).is_none()
 }
 
 /// A group per CUDA device. Its kernels write to the moments of these variables: new moments need new groups.
-fn groups(slots: &[Slot<Variable>], own: &Groups) -> Result<Vec<KernelGroup>> {
+fn groups<R: Rule>(rule: &R, slots: &[Slot<Variable>], own: &Groups) -> Result<Vec<KernelGroup>> {
     let mut devices: Vec<(&Device, Vec<usize>)> = Vec::new();
     for i in (0..slots.len()).filter(|i| is_grouped(slots, own, *i)) {
         let device = slots[i].parameter.var.device();
@@ -76,8 +102,8 @@ fn groups(slots: &[Slot<Variable>], own: &Groups) -> Result<Vec<KernelGroup>> {
         }
     }
     let group = |indices: Vec<usize>| {
-        let slots = indices.iter().map(|&i| &slots[i]);
-        let tensors = slots.map(|slot| slot.parameter.kernel_tensors(slot.decays));
+        let slots = indices.iter().map(|&i| (i, &slots[i]));
+        let tensors = slots.map(|(i, slot)| slot.parameter.kernel_tensors(rule, i, slot.decays));
         let tensors = tensors.collect::<candle_core::Result<_>>()?;
         Ok(KernelGroup {
             kernels: MultiTensorAdamW::new(tensors)?,
@@ -110,7 +136,7 @@ impl<R: Rule> Engine<R, Variable> {
             return Ok(None);
         };
         if self.shared.groups.is_none() {
-            self.shared.groups = Some(groups(&self.slots, &self.groups)?);
+            self.shared.groups = Some(groups(&self.rule, &self.slots, &self.groups)?);
         }
         let all = self.by_kernels(grads).into_iter().all(|own| own);
         let one_group = matches!(self.shared.groups.as_deref(), Some([_]));
@@ -167,6 +193,7 @@ impl<R: Rule> Engine<R, Variable> {
             correction1: correction(hyper.beta1, step),
             correction2: correction(hyper.beta2, step),
             clip,
+            step,
         };
         let own = only(grads, by_kernels);
         for group in self.shared.groups.iter_mut().flatten() {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use fp8_candle::weight_version::WeightVersion;
+use fp8_core::StochasticKey;
 
 use super::super::error;
 use super::super::gradients::own_gradient;
@@ -35,7 +36,7 @@ pub struct Variable {
     whole: Option<Tensor>,
 }
 
-/// What belongs to the optimizer. Masters and moments that are not in FP8 are on the variable's device.
+/// What belongs to the optimizer, on the variable's device.
 pub struct State {
     /// None until they begin.
     pub(super) moments: Option<Vec<Kept>>,
@@ -117,6 +118,11 @@ impl Variable {
     }
 }
 
+/// The random bits of moment number `i` of variable number `index`.
+pub(super) fn moment_key(seed: u64, step: u64, index: usize, i: usize) -> Option<StochasticKey> {
+    RoundTo::Stochastic { seed }.key(step, index, i as u32 + 1)
+}
+
 impl<R: Rule> Parameter<R> for Variable {
     type Grads = GradStore;
     type Grad = Tensor;
@@ -162,11 +168,8 @@ impl<R: Rule> Parameter<R> for Variable {
         let zeros = (used && begins).then(|| self.zeros::<R>()).transpose()?;
         let moments = self.state.moments.as_ref().or(zeros.as_ref());
         let moments = moments.into_iter().flatten().filter(|_| used);
-        // The random bits of a moment.
-        let round = RoundTo::Stochastic {
-            seed: rule.settings().seed,
-        };
-        let moment_key = |i: usize| round.key(rates.step, rates.index, i as u32 + 1);
+        let seed = rule.settings().seed;
+        let moment_key = |i: usize| moment_key(seed, rates.step, rates.index, i);
         if self.in_place {
             let (formula, clip) = (rule.formula::<f32>(rates), rates.clip as f32);
             let pairs = moments.zip(R::MOMENTS).enumerate();

@@ -1,165 +1,21 @@
 //! The optimizer on the test device against the CPU: the same bits, whatever the dtypes, sizes and options.
 //! `FP8_TEST_DEVICE=cuda` makes it a test of the CUDA kernels.
 
-use candle_core::backprop::GradStore;
+use crate::sides::*;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use fp8_optim::*;
 use fp8_test_support::device;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use std::collections::HashMap;
 
-const CPU: Device = Device::Cpu;
-const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
-
-/// Empty, shorter than one access, and a whole number of the kernels' chunks with one element more or fewer.
-const SHAPES: [&[usize]; 10] = [
-    &[],
-    &[1],
-    &[0],
-    &[3],
-    &[1000],
-    &[7, 143],
-    &[16384],
-    &[16383],
-    &[4097],
-    &[65537],
-];
-
-/// Random values. The squares of the f64 values are not exact in f64.
-fn random(seed: u64, shape: &[usize], dtype: DType) -> Result<Tensor> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let values: Vec<f64> = (0..shape.iter().product())
-        .map(|_| rng.random_range(-1.0..1.0))
-        .collect();
-    Tensor::from_vec(values, shape, &CPU)?.to_dtype(dtype)
-}
-
-/// A store without gradients: candle has no public way to make one.
-fn no_grads() -> Result<GradStore> {
-    let var = Var::zeros((), DType::F32, &CPU)?;
-    let mut grads = var.sqr()?.backward()?;
-    grads.remove(&var);
-    Ok(grads)
-}
-
-fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    // Composed operations and the kernels may differ in the sign of a zero in f64.
-    let zero = |x: f64| if x == 0.0 { 0.0 } else { x };
-    let flat = tensor
-        .to_device(&CPU)?
-        .flatten_all()?
-        .to_dtype(DType::F64)?;
-    let values = flat.to_vec1::<f64>()?.into_iter();
-    Ok(values.map(|x| zero(x).to_bits()).collect())
-}
-
-/// One optimizer with its variables, on one device or several.
-struct Side {
-    vars: Vec<(String, Var)>,
-    optimizer: AdamW,
-}
-
-impl Side {
-    /// Variables of all `dtypes` and shapes; `place` gives the device of variable number i.
-    fn new(
-        dtypes: &[DType],
-        config: &AdamWConfig,
-        place: impl Fn(usize) -> Device,
-    ) -> Result<Self> {
-        let mut vars = Vec::new();
-        for (i, shape) in SHAPES.iter().enumerate() {
-            for (j, dtype) in dtypes.iter().enumerate() {
-                let number = i * dtypes.len() + j;
-                let start = random(number as u64, shape, *dtype)?.to_device(&place(number))?;
-                vars.push((format!("v{number:02}"), Var::from_tensor(&start)?));
-            }
-        }
-        let optimizer = AdamW::from_named(vars.clone(), config.clone())?
-            .with_no_decay(|_, tensor| tensor.rank() == 0 || tensor.elem_count() % 2 == 0);
-        Ok(Self { vars, optimizer })
-    }
-
-    /// Gradients that depend only on the step and on the variable's number. One of them contains `bad`.
-    fn grads(&self, step: u64, bad: Option<f32>) -> Result<GradStore> {
-        let mut grads = no_grads()?;
-        let last = self.vars.len() - 1;
-        for (i, (_, var)) in self.vars.iter().enumerate() {
-            // Some variables have no gradient in some steps.
-            if (i as u64 + step).is_multiple_of(5) && i != last {
-                continue;
-            }
-            let mut grad = random(1000 * (step + 1) + i as u64, var.dims(), DType::F64)?;
-            if let Some(bad) = bad.filter(|_| i == last) {
-                let mut values = grad.flatten_all()?.to_vec1::<f64>()?;
-                let middle = values.len() / 2;
-                values[middle] = bad.into();
-                grad = Tensor::from_vec(values, var.shape(), &CPU)?;
-            }
-            grads.insert(var, grad.to_dtype(var.dtype())?.to_device(var.device())?);
-        }
-        Ok(grads)
-    }
-
-    fn step(&mut self, step: u64, bad: Option<f32>) -> Result<StepReport> {
-        let grads = self.grads(step, bad)?;
-        Ok(self.optimizer.apply(&grads)?)
-    }
-
-    fn everything(&self) -> Result<Vec<(String, Vec<u64>)>> {
-        let mut all = Vec::new();
-        for (name, var) in &self.vars {
-            all.push((name.clone(), bits(var)?));
-        }
-        let mut state: Vec<_> = self.optimizer.state()?.into_iter().collect();
-        state.sort_by(|a, b| a.0.cmp(&b.0));
-        for (name, tensor) in state {
-            all.push((name, bits(&tensor)?));
-        }
-        Ok(all)
-    }
-}
-
-#[track_caller]
-fn assert_same(what: &str, a: &Side, b: &Side) -> Result<()> {
-    for ((name, a), (other, b)) in a.everything()?.into_iter().zip(b.everything()?) {
-        assert_eq!(name, other, "{what}");
-        let differing = a.iter().zip(&b).position(|(a, b)| a != b);
-        assert!(
-            a.len() == b.len() && differing.is_none(),
-            "{what}: `{name}`, {} and {} elements, the first that differs: {differing:?}",
-            a.len(),
-            b.len()
-        );
+#[test]
+fn equal_to_the_cpu() -> Result<()> {
+    for moments in storages() {
+        equal_to_the_cpu_with(moments)?;
     }
     Ok(())
 }
 
-fn values(report: &StepReport) -> Result<(u64, u64, bool, usize)> {
-    let norm = report.grad_norm()?;
-    // All NaNs count as equal.
-    let norm = if norm.is_nan() { f64::NAN } else { norm };
-    let clip = report.clip_coefficient()?;
-    Ok((
-        norm.to_bits(),
-        clip.to_bits(),
-        report.skipped()?,
-        report.updated,
-    ))
-}
-
-fn config(max_grad_norm: Option<f64>, master_weights: bool) -> AdamWConfig {
-    AdamWConfig {
-        lr: 3e-3,
-        weight_decay: 0.1,
-        max_grad_norm,
-        master_weights,
-        ..AdamWConfig::default()
-    }
-}
-
-#[test]
-fn equal_to_the_cpu() -> Result<()> {
+fn equal_to_the_cpu_with(moments: MomentStorage) -> Result<()> {
     let classes: [&[DType]; 5] = [
         &DTYPES[..1],
         &DTYPES[1..2],
@@ -170,8 +26,12 @@ fn equal_to_the_cpu() -> Result<()> {
     for dtypes in classes {
         let has_halves = dtypes.iter().any(|d| d.size_in_bytes() == 2);
         for (limit, masters) in [(None, false), (Some(0.5), false), (Some(1e9), true)] {
-            let config = config(limit, masters);
-            let what = format!("{dtypes:?}, limit {limit:?}, masters {masters}");
+            let config = AdamWConfig {
+                moments,
+                seed: 9,
+                ..config(limit, masters)
+            };
+            let what = format!("{dtypes:?}, {moments:?}, limit {limit:?}, masters {masters}");
             let mut ours = Side::new(dtypes, &config, |_| device())?;
             let mut reference = Side::new(dtypes, &config, |_| CPU)?;
             for step in 0..5 {
@@ -256,7 +116,17 @@ fn gradients_that_are_views() -> Result<()> {
 
 #[test]
 fn states_go_from_device_to_device() -> Result<()> {
-    let config = config(Some(0.5), true);
+    for moments in storages() {
+        let config = AdamWConfig {
+            moments,
+            ..config(Some(0.5), true)
+        };
+        states_go_from_device_to_device_with(config)?;
+    }
+    Ok(())
+}
+
+fn states_go_from_device_to_device_with(config: AdamWConfig) -> Result<()> {
     let (mut on_device, mut on_cpu) = (
         Side::new(&DTYPES, &config, |_| device())?,
         Side::new(&DTYPES, &config, |_| CPU)?,
@@ -367,9 +237,18 @@ fn changes_between_steps() -> Result<()> {
         }
         Ok(())
     })?;
-    both(3, &|side| Ok(side.optimizer.set_config(plain.clone())?))?;
+    // Moments become codes, and values again.
+    both(3, &|side| {
+        let config = AdamWConfig {
+            moments: MomentStorage::Fp8(Fp8Moments::default()),
+            ..plain.clone()
+        };
+        Ok(side.optimizer.set_config(config)?)
+    })?;
+    both(4, &|_| Ok(()))?;
+    both(5, &|side| Ok(side.optimizer.set_config(plain.clone())?))?;
     // After so many steps both bias corrections are 1.
-    both(4, &|side| {
+    both(6, &|side| {
         let mut state = side.optimizer.state()?;
         state.insert(STEP_NAME.to_string(), Tensor::new(1i64 << 40, &CPU)?);
         Ok(side.optimizer.load_state(&state)?)

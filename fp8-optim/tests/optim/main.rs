@@ -9,6 +9,7 @@ mod invariance;
 mod loss_scaler;
 mod master_weights;
 mod sgd;
+mod sides;
 mod sixteen_bit_masters;
 mod state;
 mod updates;

@@ -1,8 +1,8 @@
-//! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`.
+//! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`, and `kernels/adamw_coded.cu` for moments in FP8.
 
 use super::adamw_table::Table;
 use super::adamw_tensors::{
-    AdamWDecision, AdamWHyperparameters, AdamWTensors, DTYPES, check, check_like,
+    AdamWDecision, AdamWHyperparameters, AdamWTensors, DECAYS, DTYPES, check, check_like,
 };
 use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
 use super::kernels::{FloatKernels, Kernel, Shape, args, kernels};
@@ -17,9 +17,13 @@ kernels! { ADAMW_KERNELS in ADAMW;
     NORM_F64 = one "fp8_adamw_norm_f64"("pppp");
     SUM = one "fp8_adamw_sum"("plp");
     DECIDE = one "fp8_adamw_decide"("plpppllllll");
-    COEFFICIENTS = one "fp8_adamw_coefficients"("pllllllll");
+    COEFFICIENTS = one "fp8_adamw_coefficients"("plllllllll");
     UPDATE = floats "fp8_adamw_update"("pppp");
     UPDATE_F64 = one "fp8_adamw_update_f64"("pppp");
+}
+
+kernels! { ADAMW_CODED_KERNELS in ADAMW_CODED;
+    UPDATE_CODED = floats "fp8_adamw_update_coded"("pppp");
 }
 
 /// `CHUNK` of the kernels.
@@ -30,7 +34,7 @@ const NORM_THREADS: u32 = 128;
 const PARTS: usize = 4;
 const UPDATE_THREADS: u32 = 256;
 /// u64s of the struct `Params` of the kernels.
-const PARAM_WORDS: usize = 6;
+const PARAM_WORDS: usize = 14;
 /// Bytes of the struct `Control` of the kernels.
 const CONTROL_BYTES: usize = 128;
 
@@ -40,7 +44,8 @@ const CONTROL_BYTES: usize = 128;
 /// Per tensor and step `t`, with g the gradient times the clip coefficient:
 /// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`,
 /// `theta = decay theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)`, in f32 (f64 for f64 variables),
-/// with each operation rounded to nearest, and the result rounded once more to the dtype of the variable.
+/// with each operation rounded to nearest, and the result rounded once more to the dtype of the variable. Moments in FP8 are decoded
+/// before and coded again after it.
 ///
 /// The norm is summed in f64: the squares of 16384 elements at a time in 1024 lanes (element i in lane i % 1024), then the
 /// lanes in halves, then the sums of all pieces of all tensors in the same way. A tensor without a gradient counts as zeros.
@@ -56,10 +61,11 @@ pub struct MultiTensorAdamW {
     control: Buffer,
 }
 
-/// The chunks of the tensors of one dtype.
+/// The chunks of the tensors of one dtype, whose moments are all values or all codes.
 #[derive(Debug)]
 struct Class {
     dtype: DType,
+    coded: bool,
     /// Four u32 each: tensor, block in the tensor, partial, unused.
     chunks: CudaSlice<u32>,
     count: usize,
@@ -79,10 +85,11 @@ impl MultiTensorAdamW {
             check(tensors)?;
         }
         let mut partial_count = 0;
-        let mut chunks: [Vec<u32>; 4] = Default::default();
+        let mut chunks: [[Vec<u32>; 2]; 4] = Default::default();
         for (i, tensors) in tensors.iter().enumerate() {
             let class = DTYPES.iter().position(|d| *d == tensors.var.dtype());
-            let class = &mut chunks[class.unwrap_or(0)];
+            let coded = usize::from(tensors.moments.is_coded());
+            let class = &mut chunks[class.unwrap_or(0)][coded];
             for block in 0..tensors.var.elem_count().div_ceil(CHUNK) {
                 class.extend([index(i)?, index(block)?, index(partial_count)?, 0]);
                 partial_count += 1;
@@ -91,10 +98,12 @@ impl MultiTensorAdamW {
         let classes = DTYPES
             .into_iter()
             .zip(&chunks)
-            .filter(|(_, chunks)| !chunks.is_empty())
-            .map(|(dtype, chunks)| {
+            .flat_map(|(dtype, [values, codes])| [(dtype, false, values), (dtype, true, codes)])
+            .filter(|(_, _, chunks)| !chunks.is_empty())
+            .map(|(dtype, coded, chunks)| {
                 Ok(Class {
                     dtype,
+                    coded,
                     chunks: gpu.device().clone_htod(chunks)?,
                     count: chunks.len() / 4,
                 })
@@ -184,7 +193,7 @@ impl MultiTensorAdamW {
                 p this.control.ptr(), l hyper.lr.to_bits(), l hyper.beta1.to_bits(),
                 l hyper.beta2.to_bits(), l hyper.eps.to_bits(), l hyper.decay.to_bits(),
                 l decision.correction1.to_bits(), l decision.correction2.to_bits(),
-                l decision.clip.to_bits(),
+                l decision.clip.to_bits(), l decision.step,
             ];
             // SAFETY: the control block, which the other launches of the stream use before or after this one.
             unsafe { launch(&this.gpu, &COEFFICIENTS, Shape::blocks(1, 32), &args)? };
@@ -221,7 +230,8 @@ impl MultiTensorAdamW {
         let tensors = self.tensors.clone();
         let mut all: Vec<&Tensor> = Vec::with_capacity(5 * tensors.len());
         for (tensors, grad) in tensors.iter().zip(grads) {
-            all.extend([&tensors.var, &tensors.exp_avg, &tensors.exp_avg_sq]);
+            all.push(&tensors.var);
+            all.extend(tensors.moments.tensors());
             all.extend(&tensors.master);
             all.extend(grad);
         }
@@ -232,9 +242,12 @@ impl MultiTensorAdamW {
             let mut words = Vec::with_capacity(PARAM_WORDS * tensors.len());
             let mut addresses = Vec::with_capacity(tensors.len());
             for (tensors, grad) in tensors.iter().zip(grads) {
-                words.extend([next(true), next(true), next(true)]);
+                words.push(next(true));
+                words.extend(tensors.moments.words(|| next(true)));
                 words.push(next(tensors.master.is_some()));
-                words.extend([tensors.var.elem_count() as u64, u64::from(tensors.decays)]);
+                let (flags, seed) = tensors.moments.flags();
+                let flags = flags + u64::from(tensors.decays) * DECAYS;
+                words.extend([tensors.var.elem_count() as u64, flags, seed, 0]);
                 addresses.push(next(grad.is_some()));
             }
             let params = self.params.update(&gpu, words)?;
@@ -264,7 +277,10 @@ impl MultiTensorAdamW {
                 p address(&self.gpu, &class.chunks), p params, p grads, p self.control.ptr(),
             ];
             let shape = Shape::grid(class.count, PARTS, UPDATE_THREADS);
-            let kernel = of("AdamW update", &UPDATE, &UPDATE_F64, class.dtype)?;
+            let kernel = match class.coded {
+                true => UPDATE_CODED.of("AdamW update", class.dtype)?,
+                false => of("AdamW update", &UPDATE, &UPDATE_F64, class.dtype)?,
+            };
             // SAFETY: as for the norm; the tensors written to are used only by this stream, the host has no reference
             // into their memory, and no two chunks overlap.
             unsafe { launch(&self.gpu, kernel, shape, &args)? };

@@ -7,22 +7,129 @@ use candle_core::{DType, Tensor};
 /// Dtypes of variables.
 pub(super) const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
 
-/// One variable with its optimizer state. All are contiguous, of one shape and on one CUDA device. The kernels write to the
-/// memory of these tensors.
+/// Elements of a block of [`CodedMoment`].
+const BLOCK: usize = 128;
+
+/// One variable with its optimizer state. All are contiguous and on one CUDA device. The kernels write to the memory of these tensors.
 #[derive(Debug, Clone)]
 pub struct AdamWTensors {
     /// f32, bf16, f16 or f64.
     pub var: Tensor,
-    /// Running mean of the gradient: f32, or f64 for an f64 variable.
-    pub exp_avg: Tensor,
-    /// Running mean of the squared gradient, of the same dtype.
-    pub exp_avg_sq: Tensor,
+    /// Running means of the gradient and of the squared gradient.
+    pub moments: AdamWMoments,
     /// f32 copy of a bf16 or f16 variable: the update changes it and rounds it to the variable. An element that no longer
     /// rounds to the variable's value is read from the variable first.
     pub master: Option<Tensor>,
     /// Whether weight decay applies to the variable.
     pub decays: bool,
 }
+
+/// The moments of a variable.
+#[derive(Debug, Clone)]
+pub enum AdamWMoments {
+    /// Values, in f32, or in f64 for an f64 variable, in the shape of the variable.
+    Values {
+        /// Running mean of the gradient.
+        exp_avg: Tensor,
+        /// Running mean of the squared gradient.
+        exp_avg_sq: Tensor,
+    },
+    /// E4M3 codes in blocks of 128 elements of the flattened variable, which is not f64: the element `x` of a block has the code of
+    /// `448 (|x| / amax)^k` with its sign, and no positive element of `exp_avg_sq` has code 0. `fp8-optim` defines it.
+    Coded {
+        /// Running mean of the gradient.
+        exp_avg: CodedMoment,
+        /// Running mean of the squared gradient.
+        exp_avg_sq: CodedMoment,
+        /// Whether blocks choose `k` among 1, 2, 4 and 1/2 by their spread; else it is 1.
+        expands: bool,
+        /// The seed of the random bits of codes, which are those of [`StochasticKey`](fp8_core::StochasticKey) for the step, the
+        /// moment's number and the element's index; None rounds to nearest.
+        seed: Option<u64>,
+    },
+}
+
+/// A moment in FP8.
+#[derive(Debug, Clone)]
+pub struct CodedMoment {
+    /// U8, in the shape of the variable.
+    pub codes: Tensor,
+    /// f32, one for each block.
+    pub amaxes: Tensor,
+    /// U8, one for each block: 0, 1, 2, 3 for the exponents 1, 2, 4, 1/2.
+    pub curves: Tensor,
+    /// The number of its random bits.
+    pub tensor: u32,
+}
+
+impl CodedMoment {
+    fn tensors(&self) -> [&Tensor; 3] {
+        [&self.codes, &self.amaxes, &self.curves]
+    }
+
+    fn check(&self, var: &Tensor) -> Result<()> {
+        let blocks = [var.elem_count().div_ceil(BLOCK)];
+        check_like(OP, "codes of a moment", var, DType::U8, &self.codes)?;
+        check_dtype(OP, "amaxes of a moment", &self.amaxes, DType::F32)?;
+        check_dims(OP, "amaxes of a moment", &self.amaxes, &blocks)?;
+        check_dtype(OP, "curves of a moment", &self.curves, DType::U8)?;
+        check_dims(OP, "curves of a moment", &self.curves, &blocks)
+    }
+}
+
+impl AdamWMoments {
+    /// The tensors, in the order in which [`AdamWMoments::words`] takes their addresses.
+    pub(super) fn tensors(&self) -> Vec<&Tensor> {
+        match self {
+            Self::Values {
+                exp_avg,
+                exp_avg_sq,
+            } => vec![exp_avg, exp_avg_sq],
+            Self::Coded {
+                exp_avg,
+                exp_avg_sq,
+                ..
+            } => [exp_avg.tensors(), exp_avg_sq.tensors()].concat(),
+        }
+    }
+
+    pub(super) fn is_coded(&self) -> bool {
+        matches!(self, Self::Coded { .. })
+    }
+
+    /// Two structs `Moment` of the kernels, from the addresses of the tensors.
+    pub(super) fn words(&self, mut next: impl FnMut() -> u64) -> [u64; 8] {
+        match self {
+            Self::Values { .. } => [next(), 0, 0, 0, next(), 0, 0, 0],
+            Self::Coded {
+                exp_avg,
+                exp_avg_sq,
+                ..
+            } => {
+                let [first, second] = [exp_avg, exp_avg_sq].map(|moment| u64::from(moment.tensor));
+                let mut three = || [next(), next(), next()];
+                let ([a, b, c], [d, e, f]) = (three(), three());
+                [a, b, c, first, d, e, f, second]
+            }
+        }
+    }
+
+    /// The flags of the kernels that moments decide, and the seed.
+    pub(super) fn flags(&self) -> (u64, u64) {
+        match *self {
+            Self::Values { .. } => (0, 0),
+            Self::Coded { expands, seed, .. } => {
+                let flags = u64::from(expands) * EXPANDS + u64::from(seed.is_some()) * STOCHASTIC;
+                (flags, seed.unwrap_or(0))
+            }
+        }
+    }
+}
+
+/// Flags of the struct `Params` of the kernels.
+pub(super) const DECAYS: u64 = 1;
+const EXPANDS: u64 = 2;
+const STOCHASTIC: u64 = 4;
 
 /// The numbers of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,19 +157,41 @@ pub struct AdamWDecision {
     pub correction2: f64,
     /// The factor on the gradients.
     pub clip: f64,
+    /// The number of the step, counted from 1, for random bits.
+    pub step: u64,
 }
+
+const OP: &str = "AdamW";
 
 /// Checks the tensors of a variable, but for their devices and strides.
 pub(super) fn check(tensors: &AdamWTensors) -> Result<()> {
-    const OP: &str = "AdamW";
     let var = &tensors.var;
     check_float(OP, "a variable", var)?;
-    let moments = match var.dtype() {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    };
-    check_like(OP, "exp_avg", var, moments, &tensors.exp_avg)?;
-    check_like(OP, "exp_avg_sq", var, moments, &tensors.exp_avg_sq)?;
+    match &tensors.moments {
+        AdamWMoments::Values {
+            exp_avg,
+            exp_avg_sq,
+        } => {
+            let dtype = match var.dtype() {
+                DType::F64 => DType::F64,
+                _ => DType::F32,
+            };
+            check_like(OP, "exp_avg", var, dtype, exp_avg)?;
+            check_like(OP, "exp_avg_sq", var, dtype, exp_avg_sq)?;
+        }
+        AdamWMoments::Coded { .. } if var.dtype() == DType::F64 => {
+            let (what, expected) = ("a variable with moments in FP8", "f32, bf16 or f16");
+            return Err(dtype_error(OP, what, expected, var.dtype()));
+        }
+        AdamWMoments::Coded {
+            exp_avg,
+            exp_avg_sq,
+            ..
+        } => {
+            exp_avg.check(var)?;
+            exp_avg_sq.check(var)?;
+        }
+    }
     if let Some(master) = &tensors.master {
         if !matches!(var.dtype(), DType::BF16 | DType::F16) {
             let (what, expected) = ("a variable with a master", "bf16 or f16");

@@ -13,6 +13,7 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::epilogue::EPILOGUE_KERNELS,
     super::trial::TRIAL_KERNELS,
     super::adamw::ADAMW_KERNELS,
+    super::adamw::ADAMW_CODED_KERNELS,
     super::adamw_table::ADAMW_TABLE_KERNELS,
     super::attention::ATTENTION[0],
     super::attention::ATTENTION[1],
