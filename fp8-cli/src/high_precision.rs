@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 /// The model of a checkpoint in f32; `dir` is for messages.
-pub fn model(checkpoint: &Checkpoint, dir: &Path) -> Result<Model> {
+pub fn model(checkpoint: &Checkpoint, dir: &Path, device: &Device) -> Result<Model> {
     let config = config_of(checkpoint, dir)?;
     let names = Source::names(checkpoint)
         .into_iter()
@@ -19,6 +19,6 @@ pub fn model(checkpoint: &Checkpoint, dir: &Path) -> Result<Model> {
     for (name, stored) in names.chain(checkpoint.tied()) {
         tensors.insert(name, Source::value(checkpoint, &stored, DType::F32)?);
     }
-    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, device);
     Ok(Model::new(&config, vb)?)
 }

@@ -4,7 +4,7 @@ use crate::model::{How, Source};
 use crate::output::{print, print_json, table};
 use crate::usage::at_least;
 use anyhow::Result;
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use fp8::fp8_files::scheme::LayerScheme;
 use fp8::timings::{Computation, LayerCase, LayerTimings};
 use fp8::{Fp8Layer, Fp8Module, LayerKind, Recipe, Visitor};
@@ -78,7 +78,7 @@ impl Options {
 
 /// Times the layers and prints the table.
 pub fn run(options: &Options, model: Option<PathBuf>, how: How, json: bool) -> Result<()> {
-    let dtype = how.dtype();
+    let (dtype, device) = (how.dtype(), how.device()?);
     let mut kinds = Kinds {
         plain: options.computation(),
         found: vec![],
@@ -100,7 +100,7 @@ pub fn run(options: &Options, model: Option<PathBuf>, how: How, json: bool) -> R
         for &tokens in &options.tokens {
             let case = LayerCase::new(kind.computation.clone(), kind.features, tokens);
             let case = case.with_dtype(dtype);
-            rows.push((kind, tokens, timings.get(&case, &Device::Cpu)?));
+            rows.push((kind, tokens, timings.get(&case, &device)?));
         }
     }
     for warning in timings.warnings() {

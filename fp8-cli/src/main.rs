@@ -5,6 +5,8 @@ mod card;
 mod check;
 mod convert;
 mod dequantize;
+#[path = "../../examples/shared/device.rs"]
+mod device;
 mod diff;
 mod embed;
 #[path = "../../examples/shared/end.rs"]

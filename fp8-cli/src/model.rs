@@ -1,5 +1,6 @@
 //! Opens the model that a command runs.
 
+use crate::device::DeviceName;
 use crate::high_precision;
 use crate::source::{Opening, found, found_adapter, on_base};
 use crate::usage::at_least;
@@ -29,6 +30,9 @@ pub struct How {
     /// Dtype of everything that is not FP8
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
+    /// What the model computes on
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceName,
     /// Decode FP8 layers whose products with N tokens are no faster in FP8 on this machine, which is measured once for each shape
     #[arg(long, value_name = "N", value_parser = at_least(1))]
     auto: Option<usize>,
@@ -47,13 +51,18 @@ impl How {
         }
     }
 
+    pub fn device(&self) -> Result<Device> {
+        self.device.open()
+    }
+
     /// Decodes layers, if that was asked for.
     fn decode(&self, checkpoint: &mut Checkpoint) -> Result<()> {
         let Some(tokens) = self.auto else {
             return Ok(());
         };
         let timings = LayerTimings::new();
-        let report = decode_where_faster(checkpoint, tokens, self.dtype(), &Device::Cpu, &timings)?;
+        let report =
+            decode_where_faster(checkpoint, tokens, self.dtype(), &self.device()?, &timings)?;
         let (decoded, all) = (report.decoded(), report.layers.len());
         for warning in &report.warnings {
             eprintln!("warning: {warning}");
@@ -89,11 +98,18 @@ impl Source {
             model: path.to_path_buf(),
             how: How {
                 dtype: "f32".into(),
+                device: DeviceName::Cpu,
                 auto: None,
                 adapter: None,
                 opening: Opening::default(),
             },
         }
+    }
+
+    /// The same model on a device.
+    pub fn on(mut self, device: DeviceName) -> Self {
+        self.how.device = device;
+        self
     }
 
     /// The same model with an adapter.
@@ -144,7 +160,8 @@ impl Source {
     fn load_base(&self) -> Result<(Model, LinearSize)> {
         found(&self.model)?;
         let dtype = self.how.dtype();
-        let options = ModelOptions::new().with_dtype(dtype);
+        let device = self.how.device()?;
+        let options = ModelOptions::new().with_dtype(dtype).with_device(&device);
         if self.is_gguf() {
             let file = GgufFile::open(&self.model)?;
             let mut size = LinearSize::default();
@@ -164,7 +181,11 @@ impl Source {
         if !self.is_gguf() {
             let checkpoint = self.how.opening.open(&self.model)?;
             if !checkpoint.layer_paths().is_empty() {
-                return self.adapted(high_precision::model(&checkpoint, &self.model)?);
+                return self.adapted(high_precision::model(
+                    &checkpoint,
+                    &self.model,
+                    &self.how.device()?,
+                )?);
             }
         }
         Ok(self.load()?.0)

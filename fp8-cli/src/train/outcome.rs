@@ -167,10 +167,11 @@ impl Finished<'_> {
             ADAPTER_DIR => Relation::Adapter,
             _ => Relation::Finetune,
         };
-        let base = Source::of(self.model);
+        let on = |path: &Path| Source::of(path).on(settings.device);
+        let base = on(self.model);
         let made = match relation {
-            Relation::Adapter => Source::of(self.model).with_adapter(&dir),
-            _ => Source::of(&dir),
+            Relation::Adapter => on(self.model).with_adapter(&dir),
+            _ => on(&dir),
         };
         let card = (settings.card).begin(self.model, self.folder.path(), relation)?;
         let recipe = match settings.lora {

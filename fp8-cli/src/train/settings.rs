@@ -1,6 +1,7 @@
 //! The settings with which a run begins. The run's folder stores them, so `--resume` needs nothing else.
 
 use crate::card::Card;
+use crate::device::DeviceName;
 use crate::usage::{Usage, at_least, number, steps};
 use anyhow::{Result, ensure};
 use candle_core::DType;
@@ -45,6 +46,10 @@ pub struct Settings {
     /// Files to validate on [default: a twentieth of the data]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub validation: Vec<PathBuf>,
+    /// What the run computes on
+    #[arg(long, value_enum, default_value_t)]
+    #[serde(default)]
+    pub device: DeviceName,
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = steps, allow_negative_numbers = true)]
     pub steps: u64,
@@ -78,7 +83,7 @@ pub struct Settings {
     #[serde(default)]
     pub weight_rounding: WeightRounding,
     /// What the operands of products that no recipe casts, those of attention and of a language model's head among them, are rounded to in
-    /// training [default: bf16 if layers compute in FP8 and the processor multiplies bf16, else f32]
+    /// training [default: bf16 if layers compute in FP8 and the device multiplies bf16, else f32]
     #[arg(long, value_enum)]
     pub operands: Option<Operands>,
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]

@@ -1,9 +1,10 @@
 //! The model that a run trains.
 
 use super::settings::{Operands, Settings, Stored};
+use crate::device::DeviceName;
 use crate::usage::Usage;
 use anyhow::{Result, anyhow, bail};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::fp8_candle::ops::multiplies_bf16;
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
@@ -21,23 +22,20 @@ type Opened = (Model, VarMap, Option<Box<dyn fp8::rewrite::Source>>);
 /// The model with its variables: its parameters, or those of adapters. An encoder gets a classifier for the `labels`, if there are any.
 pub fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
     let settings = &stored.settings;
+    let device = &settings.device.open()?;
     let (mut model, vars, source) = match settings.lora {
         None => {
             let (path, seed) = (&stored.model, settings.seed);
             let base = match labels.is_empty() {
-                true => {
-                    TrainableModel::open(path, DType::F32, &Device::Cpu)?.without_classifier()?
-                }
-                false => {
-                    TrainableModel::open_classifier(path, labels, seed, DType::F32, &Device::Cpu)?
-                }
+                true => TrainableModel::open(path, DType::F32, device)?.without_classifier()?,
+                false => TrainableModel::open_classifier(path, labels, seed, DType::F32, device)?,
             };
             (base.model, base.vars, Some(base.source))
         }
         Some(rank) => {
-            let mut model = open(&stored.model, &ModelOptions::new())?;
+            let mut model = open(&stored.model, &ModelOptions::new().with_device(device))?;
             let vars = VarMap::new();
-            let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+            let vb = VarBuilder::from_varmap(&vars, DType::F32, device);
             let config = adapter(stored, rank, &mut model, labels)?;
             model.add_adapter(ADAPTER, &config, vb)?;
             check_rank(rank, &vars)?;
@@ -64,7 +62,9 @@ pub fn operands(settings: &Settings, model: &Model) -> Result<Operands> {
         }
         (Some(asked), _) => return Ok(asked),
         (None, Model::Bert(_)) => false,
-        (None, _) => multiplies_bf16() && (settings.trains_in_fp8() || holds_codes(model)),
+        // GPUs do.
+        (None, _) if settings.device == DeviceName::Cpu && !multiplies_bf16() => false,
+        (None, _) => settings.trains_in_fp8() || holds_codes(model),
     };
     Ok(match in_bf16 {
         true => Operands::Bf16,

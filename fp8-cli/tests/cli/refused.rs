@@ -47,6 +47,29 @@ fn every_command_names_an_unsupported_format() {
     assert_eq!(dir.names(), ["ids.safetensors", "model", "text.txt"]);
 }
 
+/// Before anything is written.
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    if candle_core::utils::cuda_is_available() && Device::new_cuda(0).is_ok() {
+        return;
+    }
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let (data, ids) = inputs(&dir);
+    let (out, run) = (dir.join("out"), dir.join("run"));
+    let mut with_device = commands(&model, &data, &ids, &out);
+    with_device.retain(|args| ["generate", "eval", "logits", "bench"].contains(&args[0]));
+    assert_eq!(with_device.len(), 4);
+    with_device.push(vec!["train", &model, "--data", &data, "--out", &run]);
+    for mut args in with_device {
+        args.extend(["--device", "cuda"]);
+        let line = failure(&args);
+        let expected = "--device cuda takes an NVIDIA GPU and a build with `--features cuda`";
+        assert!(line.contains(expected), "{args:?}: {line}");
+    }
+    assert_eq!(dir.names(), ["ids.safetensors", "model", "text.txt"]);
+}
+
 #[test]
 fn every_command_names_a_missing_model() {
     let dir = Dir::new();
