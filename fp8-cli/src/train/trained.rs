@@ -62,7 +62,7 @@ pub fn operands(settings: &Settings, model: &Model) -> Result<Operands> {
         }
         (Some(asked), _) => return Ok(asked),
         (None, Model::Bert(_)) => false,
-        // GPUs do.
+        // GPUs multiply bf16, and not every processor does.
         (None, _) if settings.device == DeviceName::Cpu && !multiplies_bf16() => false,
         (None, _) => settings.trains_in_fp8() || holds_codes(model),
     };
