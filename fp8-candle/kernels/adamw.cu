@@ -12,6 +12,7 @@
 constexpr int LANES = 1024;
 constexpr int NORM_THREADS = 128;
 constexpr int OWN_LANES = LANES / NORM_THREADS;
+
 // --- sums -----------------------------------------------------------------------------------------------------------
 
 // The square of an f32 or narrower value is exact in f64, so this is a product and a sum.

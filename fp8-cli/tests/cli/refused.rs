@@ -58,8 +58,8 @@ fn a_device_that_is_not_there_is_named() {
     let (data, ids) = inputs(&dir);
     let (out, run) = (dir.join("out"), dir.join("run"));
     let mut with_device = commands(&model, &data, &ids, &out);
-    with_device.retain(|args| ["generate", "eval", "logits", "bench"].contains(&args[0]));
-    assert_eq!(with_device.len(), 4);
+    with_device.retain(|args| ["generate", "eval", "embed", "logits", "bench"].contains(&args[0]));
+    assert_eq!(with_device.len(), 5);
     with_device.push(vec!["train", &model, "--data", &data, "--out", &run]);
     for mut args in with_device {
         args.extend(["--device", "cuda"]);
