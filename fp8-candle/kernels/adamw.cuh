@@ -18,7 +18,7 @@ struct alignas(16) Chunk {
 struct Moment {
   uint64_t values;          // or codes
   uint64_t amaxes, curves;  // 0 for a moment of values
-  uint64_t tensor;          // number of the random bits of codes
+  uint64_t rotated;         // bits by which the random words are rotated left for its codes
 };
 
 enum Flags : uint32_t { DECAYS = 1, EXPANDS = 2, STOCHASTIC_CODES = 4 };
@@ -29,8 +29,8 @@ struct alignas(16) Params {
   uint64_t master;  // 0 for none
   uint64_t len;
   uint64_t flags;
-  uint64_t seed;  // of random bits
-  uint64_t unused;
+  uint64_t seed;    // of random words
+  uint64_t random;  // the number of the tensor for them
 };
 static_assert(sizeof(Params) == 14 * 8, "the host writes 14 words");
 

@@ -1,8 +1,8 @@
 // AdamW with moments as E4M3 codes in blocks of 128 elements, each with an amax and a curve.
 //
 // A warp updates a block: each lane decodes the moments of four elements, makes their step, and codes the new moments. Bits are those
-// of fp8-optim on the CPU (moments/blocks.rs, the definition): the same operations, each rounded, sums in the same order, and the
-// same random bits.
+// of fp8-core on the CPU (expansion.rs, the definition): the same operations, each rounded, sums in the same order, and the same random
+// words, which both moments share.
 #include "adamw.cuh"
 #include "encode.cuh"
 #include <cfloat>
@@ -10,8 +10,6 @@
 constexpr uint32_t BLOCK = 128;
 constexpr uint32_t OWN = 4;
 constexpr float LARGEST = 448.0f;
-// Running sums of a block: element i belongs to sum i % SUMS.
-constexpr int SUMS = 16;
 
 // The element x has the code of 448 (|x| / amax)^k with its sign. Numbers are those of the CPU.
 enum CurveOfBlock : uint32_t { LINEAR = 0, SQUARE = 1, FOURTH = 2, ROOT = 3 };
@@ -38,16 +36,22 @@ __device__ __forceinline__ float decoded(uint32_t code, float amax, uint32_t cur
   return copysignf(mul(amax, lower(curve, quotient(fabsf(x), LARGEST))), x);
 }
 
+// The code of a magnitude of at most 448, or NaN, by a random word: a fixed-point number with 20 bits after the point counts codes.
+__device__ __forceinline__ uint32_t round_up_at_random(float y, uint32_t word) {
+  const uint32_t fixed = y < 0x1p-6f ? (uint32_t)(y * 0x1p29f) : __float_as_uint(y) - (120u << 23);
+  return isnan(y) ? NAN_CODE : (fixed + (word >> 12)) >> 20;
+}
+
 // A block of one moment: of this lane the elements from `own` on, of which `count` exist.
 struct CodedBlock {
   uint8_t* codes;
   float* amax;
   uint8_t* curve;
-  uint32_t tensor;
+  uint32_t rotated;
 
   __device__ __forceinline__ CodedBlock(const Moment& moment, uint64_t block, uint64_t own)
       : codes(pointer<uint8_t>(moment.values) + own), amax(pointer<float>(moment.amaxes) + block),
-        curve(pointer<uint8_t>(moment.curves) + block), tensor((uint32_t)moment.tensor) {}
+        curve(pointer<uint8_t>(moment.curves) + block), rotated((uint32_t)moment.rotated) {}
 
   __device__ __forceinline__ void read(float (&v)[OWN], int count, bool packed) const {
     const float largest = *amax;
@@ -62,46 +66,45 @@ struct CodedBlock {
     for (int i = 0; i < (int)OWN; i++) v[i] = decoded(word >> 8 * i & 0xFF, largest, k);
   }
 
-  // For a whole warp. `elements`: those of the block; `group`: the number of this lane's random words.
+  // For a whole warp. `elements`: those of the block; `words`: the random words of this lane's.
   __device__ __forceinline__ void write(const float (&v)[OWN], int count, uint32_t elements, bool packed, bool non_negative,
-                                        const Params& p, uint32_t step, uint64_t group) const {
+                                        uint64_t flags, uint4 words) const {
     const int lane = threadIdx.x & 31;
-    float largest = 0.0f, sums[OWN] = {};
+    float largest = 0.0f, sums[OWN];
 #pragma unroll
-    for (int i = 0; i < (int)OWN; i++)
-      if (i < count) largest = fmaxf(largest, fabsf(v[i]));
+    for (int i = 0; i < (int)OWN; i++) {
+      sums[i] = i < count ? fabsf(v[i]) : 0.0f;
+      largest = fmaxf(largest, sums[i]);
+    }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
     uint32_t k = LINEAR;
-    if (p.flags & EXPANDS) {
-      // A quad of lanes holds an element of each sum; quads follow each other.
+    if (flags & EXPANDS) {
+      // Four lanes hold a row of sixteen elements. First rows are added, then the halves of what is left.
 #pragma unroll
-      for (int quad = 0; quad < (int)BLOCK / SUMS; quad++) {
+      for (int n = 0; n < 5; n++) {
+        const int offset = n < 3 ? 4 << n : 4 >> (n - 2);
 #pragma unroll
-        for (int i = 0; i < (int)OWN; i++) {
-          const float magnitude = i < count ? fabsf(v[i]) : 0.0f;
-          sums[i] = add(sums[i], __shfl_sync(ALL_LANES, magnitude, quad * 4 + (lane & 3)));
-        }
+        for (int i = 0; i < (int)OWN; i++) sums[i] = add(sums[i], __shfl_xor_sync(ALL_LANES, sums[i], offset));
       }
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < SUMS; i++) sum = add(sum, __shfl_sync(ALL_LANES, sums[i % OWN], i / OWN));
+      const float sum = add(add(sums[0], sums[2]), add(sums[1], sums[3]));
       k = curve_for_spread(quotient(mul(fminf(largest, FLT_MAX), (float)elements), sum));
     }
     // A moment that has overflowed keeps the largest number.
     largest = fminf(largest, FLT_MAX);
     const float divisor = largest == 0.0f ? 1.0f : largest;
-    const bool stochastic = p.flags & STOCHASTIC_CODES;
-    const uint4 words = stochastic ? philox(group, step, tensor, p.seed) : make_uint4(0, 0, 0, 0);
+    const bool stochastic = flags & STOCHASTIC_CODES;
     const uint32_t random[OWN] = {words.x, words.y, words.z, words.w};
-    const Encoder encoder(E4M3, stochastic ? STOCHASTIC : NEAREST_EVEN, true, false);
+    const Encoder nearest(E4M3, NEAREST_EVEN, true, false);
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < (int)OWN; i++) {
       const float t = quotient(fabsf(v[i]), divisor);
       // NaN stays NaN.
-      const float raised = copysignf(mul(LARGEST, raise(k, t > 1.0f ? 1.0f : t)), v[i]);
-      uint32_t code = encoder.code(__float_as_uint(raised), random[i]);
+      const float y = mul(LARGEST, raise(k, t > 1.0f ? 1.0f : t));
+      uint32_t code = stochastic ? round_up_at_random(y, __funnelshift_l(random[i], random[i], rotated))
+                                 : nearest.code(__float_as_uint(y), 0);
+      code |= __float_as_uint(v[i]) >> 31 << 7;
       if (non_negative && v[i] > 0.0f && code == 0) code = 1;
       word |= code << 8 * i;
     }
@@ -185,8 +188,10 @@ __device__ __forceinline__ void update_coded(const Chunk* chunks, const Params* 
     if constexpr (K::HAS_MASTER) {
       if (p.master) store_some(pointer<float>(p.master) + own, count, packed, master);
     }
-    exp_avg.write(m, count, elements, packed, false, p, control->step, own / OWN);
-    exp_avg_sq.write(v, count, elements, packed, true, p, control->step, own / OWN);
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (p.flags & STOCHASTIC_CODES) words = philox(own / OWN, control->step, (uint32_t)p.random, p.seed);
+    exp_avg.write(m, count, elements, packed, false, p.flags, words);
+    exp_avg_sq.write(v, count, elements, packed, true, p.flags, words);
   }
 }
 

@@ -6,6 +6,7 @@
 //!   under it on runs of rows, so that any split of a matrix over threads gives the same bits;
 //!   [`encode_rows_transposed`] gives the codes in both orientations.
 //! - [`scaled`]: scales and their rules where every tensor is a pair of data and scale.
+//! - [`encode_expanded`] and [`decode_expanded`]: blocks whose curves fill the range of E4M3.
 //! - [`dynamic_quant_scale`] and its like make a scale from an amax (max |x|), [`update_slot`] one from a history.
 //!
 //! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
@@ -39,6 +40,8 @@ mod e2m1;
 mod e8m0;
 mod element;
 mod error;
+mod expanded;
+mod expansion;
 mod format;
 mod granularity;
 mod half_rounding;
@@ -58,6 +61,8 @@ pub use cast::{Cast, Overflow, Rounding, StochasticKey};
 pub use e2m1::{E2M1, unpack_e2m1};
 pub use e8m0::E8M0;
 pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError, did_you_mean};
+pub use expanded::{decode_expanded, encode_expanded};
+pub use expansion::{EXPANDED_BLOCK, EXPANDED_CURVES, Expansion, RandomWords};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
 pub use half_rounding::HalfPrecision;
@@ -67,7 +72,7 @@ pub use history::{
     resize_history, update_slot,
 };
 pub use history_order::HistoryOrder;
-pub use kernels::{Isa, IsaError, IsaLevel, Levels};
+pub use kernels::{Isa, IsaError, IsaLevel, Levels, prefetch};
 pub use philox::philox4x32_10;
 pub use rows::{
     amax_rows, decode_rows, encode_rows, encode_rows_transposed, encode_rows_with_amax,
@@ -77,5 +82,7 @@ pub use scaling::{
     floor_to_power_of_two, inference_quant_scale, mx_dequant_scale_floor, mx_dequant_scale_rceil,
     reciprocal, static_dequant_scale,
 };
-pub use slice::{amax, decode, encode, encode_with_amax, narrow, stochastic_round, widen};
+pub use slice::{
+    amax, decode, encode, encode_with_amax, narrow, random_words, stochastic_round, widen,
+};
 pub use types::{E4M3, E4M3Fnuz, E5M2, E5M2Fnuz};

@@ -1,6 +1,7 @@
 //! Casts over slices: FP8 with one scale, and the 16-bit types.
 
 use crate::high_precision::sealed::Kind;
+use crate::kernels::general;
 use crate::{Cast, Format, HalfPrecision, HighPrecision, ScaleGrid, StochasticKey, kernels, rows};
 
 /// max |x| over `src` in f32, 0 if it is empty. A NaN anywhere gives NaN, otherwise an infinity gives infinity.
@@ -94,6 +95,29 @@ pub fn stochastic_round<T: HalfPrecision>(
     assert_eq!(src.len(), dst.len(), "source and destination");
     let isa = kernels::Isa::best();
     kernels::stochastic::round(isa, key, first_element, src, dst);
+}
+
+/// [`StochasticKey::word`] of each element from `first_element` on.
+///
+/// ```
+/// use fp8_core::{StochasticKey, random_words};
+/// let key = StochasticKey { seed: 7, step: 1, tensor: 0 };
+/// let mut words = [0; 9];
+/// random_words(key, 2, &mut words);
+/// assert_eq!(words[8], key.word(10));
+/// ```
+pub fn random_words(key: StochasticKey, first_element: u64, words: &mut [u32]) {
+    let (isa, skip) = (kernels::Isa::best(), (first_element % 4) as usize);
+    if skip == 0 {
+        return general::random_words(isa, key, first_element / 4, words);
+    }
+    let mut drawn: general::Words = [0; general::CHUNK + 4];
+    for (index, words) in words.chunks_mut(general::CHUNK).enumerate() {
+        let first = first_element.wrapping_add((index * general::CHUNK) as u64);
+        let drawn = &mut drawn[..skip + words.len()];
+        general::random_words(isa, key, first / 4, drawn);
+        words.copy_from_slice(&drawn[skip..]);
+    }
 }
 
 fn row(len: usize) -> ScaleGrid {

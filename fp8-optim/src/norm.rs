@@ -2,6 +2,7 @@
 //! (`fp8-candle/kernels/adamw.cu` adds in the same order).
 
 use candle_core::{DType, Device, Result, Tensor};
+use fp8_candle::parallel::vectorized;
 
 use super::host::Slice;
 
@@ -125,16 +126,27 @@ fn squares<T: Copy + Sync>(
     partials: &mut [f64],
     widen: impl Fn(T) -> f64 + Copy + Sync,
 ) {
-    let square = |x: T| {
-        let x = widen(x);
-        x * x
-    };
     let chunks = values.chunks(BLOCK).zip(partials);
-    fp8_candle::parallel::for_each(chunks, |(chunk, partial)| *partial = lanes(chunk, square));
+    fp8_candle::parallel::for_each(chunks, |(chunk, partial)| {
+        *partial = vectorized(
+            #[inline(always)]
+            || {
+                lanes(
+                    chunk,
+                    #[inline(always)]
+                    |x| {
+                        let x = widen(x);
+                        x * x
+                    },
+                )
+            },
+        );
+    });
 }
 
 /// The sum of `term` over `values`: in lanes, which are then added by halves, lane i taking lane
 /// i + 512, then i + 256, down to i + 1.
+#[inline(always)]
 fn lanes<T: Copy>(values: &[T], term: impl Fn(T) -> f64) -> f64 {
     let mut lanes = [0f64; LANES];
     for row in values.chunks(LANES) {

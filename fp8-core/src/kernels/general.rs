@@ -12,10 +12,10 @@ use crate::{
     cast::{Cast, Mode, Rounder, scaled_bits},
 };
 
-pub(super) const CHUNK: usize = 256;
+pub(crate) const CHUNK: usize = 256;
 
-/// The random words of a chunk, which may begin anywhere within a block of four.
-pub(super) type Words = [u32; CHUNK + 4];
+/// Room for the random words of a chunk, which may begin anywhere within a block of four.
+pub(crate) type Words = [u32; CHUNK + 4];
 
 /// Casts elements with their scales; max |x| as bits where `AMAX`.
 ///
@@ -54,7 +54,8 @@ pub(crate) fn encode<T: HighPrecision, const AMAX: bool>(
         }
         let element = element + start as u64;
         if let Rounding::Stochastic(key) = cast.rounding {
-            random_words(isa, key, element / 4, &mut words);
+            let drawn = &mut words[..(element % 4) as usize + src.len()];
+            random_words(isa, key, element / 4, drawn);
         }
         let words = &words[(element % 4) as usize..];
         encode_bits(isa, rounder, products, words, dst);
@@ -108,8 +109,8 @@ dispatch! {
     }
 }
 
-/// The words of the Philox blocks from `first` on.
-pub(super) fn random_words(isa: super::Isa, key: StochasticKey, first: u64, words: &mut Words) {
+/// The words of the Philox blocks from `first` on, of which the last may be cut off.
+pub(crate) fn random_words(isa: super::Isa, key: StochasticKey, first: u64, words: &mut [u32]) {
     #[cfg(target_arch = "x86_64")]
     if avx512::is_in(isa) {
         avx512::philox::words_of(isa, key, first, words);
@@ -119,10 +120,13 @@ pub(super) fn random_words(isa: super::Isa, key: StochasticKey, first: u64, word
 }
 
 dispatch! {
-    fn general_words(key: StochasticKey, first: u64, words: &mut Words) {
-        for (index, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *words = key.block(first.wrapping_add(index as u64));
+    fn general_words(key: StochasticKey, first: u64, words: &mut [u32]) {
+        let (whole, rest) = words.as_chunks_mut::<4>();
+        let block = |index: usize| key.block(first.wrapping_add(index as u64));
+        for (index, words) in whole.iter_mut().enumerate() {
+            *words = block(index);
         }
+        rest.copy_from_slice(&block(whole.len())[..rest.len()]);
     }
 }
 

@@ -14,6 +14,7 @@ mod avx2;
 mod avx512;
 pub(crate) mod convert;
 pub(crate) mod decode;
+pub(crate) mod expanded;
 pub(crate) mod general;
 pub(crate) mod halves;
 mod isa;
@@ -21,6 +22,7 @@ mod narrowing;
 pub(crate) mod nearest;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod prefetch;
 pub(crate) mod stochastic;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ pub(crate) mod transpose;
 mod widening;
 
 pub use isa::{Isa, IsaError, IsaLevel, Levels};
+pub use prefetch::prefetch;
 
 /// Elements handled together: two AVX-512 or four AVX2 vectors of f32, and the block size of MX.
 const LANES: usize = 32;

@@ -15,8 +15,9 @@ pub(crate) fn round<T: HalfPrecision>(
     let mut words: Words = [0; CHUNK + 4];
     for (index, (src, dst)) in src.chunks(CHUNK).zip(dst.chunks_mut(CHUNK)).enumerate() {
         let element = element + (index * CHUNK) as u64;
-        random_words(isa, key, element / 4, &mut words);
-        chunk(isa, &words[(element % 4) as usize..], src, dst);
+        let skip = (element % 4) as usize;
+        random_words(isa, key, element / 4, &mut words[..skip + src.len()]);
+        chunk(isa, &words[skip..], src, dst);
     }
 }
 

@@ -3,11 +3,11 @@
 
 use candle_core::{DType, Error, Result, Tensor, Var};
 use fp8_candle::parallel::{self, vectorized};
-use fp8_core::StochasticKey;
+use fp8_core::{StochasticKey, prefetch};
 use half::{bf16, f16};
 
 use super::super::memory::{Memory, change_in_place};
-use super::super::moments;
+use super::super::moments::{DRAWN, Draw};
 use super::super::rule::{MAX_MOMENTS, Rule};
 use super::slice::{PIECE, Slice};
 use super::stored::{Operand, Stored, blocks as blocks_of, elements};
@@ -142,15 +142,20 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
         let (keys, saturating) = (&pass.keys, pass.saturating);
         let (mut grads, mut wide) = ([0f32; PIECE], [0f32; PIECE]);
         let mut wide_moments = [[0f32; PIECE]; MAX_MOMENTS];
+        const { assert!(PIECE <= DRAWN) }
+        let mut draw = Draw::new();
         let mut total = Measured::default();
         let len = self.parameter.len();
+        let is_coded =
+            (self.moments.iter().flatten()).any(|moment| matches!(moment, Stored::Coded { .. }));
         for from in (0..len).step_by(PIECE) {
             let range = from..(from + PIECE).min(len);
             let (first, count) = (self.start + from, range.len());
             let grads = pass.grad.widened(first, &mut grads[..count]);
             let first = first as u64;
+            draw.start(first);
             let wide = &mut wide[..count];
-            let own = &mut self.parameter[range.clone()];
+            let (own, rest) = self.parameter[from..].split_at_mut(count);
             let master = self.master.as_mut();
             let mut master = master.map(|master| &mut master[range.clone()]);
             // The operands in f32: memory of their own where they are f32, else scratch.
@@ -171,6 +176,12 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
                 #[inline(always)]
                 || each_element::<R>(formula, p, grads, &mut m),
             );
+            if is_coded {
+                // Coding takes long enough for what the next piece reads.
+                pass.grad
+                    .prefetch(first as usize + PIECE..first as usize + 2 * PIECE);
+                prefetch(&rest[..rest.len().min(PIECE)]);
+            }
             let mut this = Measured::default();
             match &mut master {
                 Some(master) => {
@@ -204,7 +215,7 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
                         let blocks = blocks_of(&range);
                         let (amaxes, curves) = (&mut amaxes[blocks.clone()], &mut curves[blocks]);
                         let outs = (&mut codes[range.clone()], amaxes, curves);
-                        moments::encode(wide, *coding, first, outs);
+                        draw.encode(wide, *coding, outs);
                     }
                 }
             }

@@ -1,5 +1,7 @@
 //! The elements of a tensor in host memory: floats, or FP8 codes.
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use fp8_core::Format;
 use half::{bf16, f16};
@@ -48,6 +50,20 @@ impl Slice<'_> {
             Self::F32(values) => values.len(),
             Self::F64(values) => values.len(),
             Self::Codes(codes, _) => codes.len(),
+        }
+    }
+
+    /// Fetches these elements ahead of their use, as far as there are any.
+    pub(crate) fn prefetch(&self, range: Range<usize>) {
+        fn part<T>(values: &[T], range: Range<usize>) {
+            fp8_core::prefetch(&values[range.start.min(values.len())..range.end.min(values.len())]);
+        }
+        match self {
+            Self::F16(values) => part(values, range),
+            Self::BF16(values) => part(values, range),
+            Self::F32(values) => part(values, range),
+            Self::F64(values) => part(values, range),
+            Self::Codes(codes, _) => part(codes, range),
         }
     }
 

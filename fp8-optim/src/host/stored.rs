@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Tensor};
+use fp8_core::decode_expanded;
 
 use super::super::memory::Memory;
-use super::super::moments::{self, BLOCK, Coded, Coding};
+use super::super::moments::{BLOCK, Coded, Coding};
 use super::value::Value;
 
 /// A moment of a pass, which it updates in place.
@@ -94,7 +95,7 @@ impl<'a, M: Value> Stored<'a, M> {
                 ..
             } => {
                 let blocks = blocks(&range);
-                moments::decode(
+                decode_expanded(
                     &codes[range],
                     &amaxes[blocks.clone()],
                     &curves[blocks],

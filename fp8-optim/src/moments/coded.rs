@@ -2,7 +2,9 @@
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 
-use super::blocks::{BLOCK, Coding, decode, encode};
+use fp8_core::decode_expanded;
+
+use super::coding::{BLOCK, Coding, encode};
 
 /// A moment in FP8, on the device of its variable.
 #[derive(Clone)]
@@ -33,7 +35,7 @@ impl Coded {
         let blocks = values.len().div_ceil(BLOCK);
         let (mut codes, mut amaxes) = (vec![0; values.len()], vec![0.; blocks]);
         let mut curves = vec![0; blocks];
-        encode(&values, coding, 0, (&mut codes, &mut amaxes, &mut curves));
+        encode(&values, coding, (&mut codes, &mut amaxes, &mut curves));
         Ok(Self {
             codes: Tensor::from_vec(codes, shape, device)?,
             amaxes: Tensor::from_vec(amaxes, blocks, device)?,
@@ -46,7 +48,7 @@ impl Coded {
         let codes = self.codes.flatten_all()?.to_vec1::<u8>()?;
         let (amaxes, curves) = (self.amaxes.to_vec1::<f32>()?, self.curves.to_vec1::<u8>()?);
         let mut values = vec![0.; codes.len()];
-        decode(&codes, &amaxes, &curves, &mut values);
+        decode_expanded(&codes, &amaxes, &curves, &mut values);
         Tensor::from_vec(values, self.codes.shape(), device)
     }
 

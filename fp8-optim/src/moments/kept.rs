@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
-use fp8_core::StochasticKey;
+use fp8_core::{EXPANDED_CURVES, Expansion};
 
 use super::super::error;
 use super::super::rule::Moment;
 use super::super::state_reader::StateReader;
-use super::blocks::{BLOCK, Coding};
 use super::coded::{AMAXES, CURVES, Coded};
-use super::curve::CURVES as CURVE_COUNT;
+use super::coding::{BLOCK, Coding, Random};
 use super::storage::MomentStorage;
 
 /// A moment of a variable.
@@ -45,14 +44,14 @@ impl Kept {
         }
     }
 
-    /// The values of a step, stored as `storage` says. Codes are rounded by `key`.
+    /// The values of a step, stored as `storage` says. Codes are rounded by `random`.
     pub(crate) fn of(
         values: Tensor,
         storage: MomentStorage,
         moment: &Moment,
-        key: Option<StochasticKey>,
+        random: Option<Random>,
     ) -> Result<Self> {
-        match coding(storage, moment, key) {
+        match coding(storage, moment, random) {
             Some(coding) if values.dtype() == DType::F32 => {
                 Coded::of(&values, coding).map(Self::Coded)
             }
@@ -121,7 +120,7 @@ impl Kept {
             },
         )?;
         let amaxes = state.take(&amaxes, DType::F32, &blocks, true)?;
-        let is_curve = |x: f64| x < f64::from(CURVE_COUNT);
+        let is_curve = |x: f64| x < f64::from(EXPANDED_CURVES);
         let curves = state.take_where(&curves, DType::U8, &blocks, is_curve, "at most 3")?;
         Ok(Self::Coded(Coded {
             codes: copy(codes, device)?,
@@ -142,14 +141,16 @@ impl Kept {
 pub(crate) fn coding(
     storage: MomentStorage,
     moment: &Moment,
-    key: Option<StochasticKey>,
+    random: Option<Random>,
 ) -> Option<Coding> {
     match storage {
         MomentStorage::F32 => None,
         MomentStorage::Fp8(options) => Some(Coding {
-            expands: options.expansion,
-            non_negative: moment.non_negative,
-            key: key.filter(|_| options.stochastic),
+            expansion: Expansion {
+                expands: options.expansion,
+                non_negative: moment.non_negative,
+            },
+            random: random.filter(|_| options.stochastic),
         }),
     }
 }

@@ -54,7 +54,8 @@ pub struct Fp8Moments {
     /// Whether codes are rounded up or down at random, so that on the curve their mean is the value. (The mean of the decoded values is the
     /// value itself if the curve is straight, and otherwise differs from it by less than a step between codes.) With rounding to nearest, a
     /// second moment would stand still while its changes (0.1% of it in a step) are below half a step between codes. The random bits follow
-    /// from the optimizer's seed, the step, the variable's place among the sorted names and the element's index. Default: true.
+    /// from the optimizer's seed, the step, the variable's place among the sorted names and the element's index. The moments of a variable
+    /// share one draw, of which moment number `i` uses the bits from number `10 i` on first. Default: true.
     pub stochastic: bool,
 }
 

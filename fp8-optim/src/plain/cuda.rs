@@ -13,7 +13,7 @@ use super::super::report::StepReport;
 use super::super::rule::Rule;
 use super::super::shared::KernelGroup;
 use super::super::veto::CastVeto;
-use super::variable::{Variable, moment_key};
+use super::variable::{Variable, moment_random};
 
 impl Variable {
     fn is_on_cuda(&self) -> bool {
@@ -34,23 +34,23 @@ impl Variable {
             },
             Some([Kept::Coded(exp_avg), Kept::Coded(exp_avg_sq)]) => {
                 // The kernels add the number of the step.
-                let key = |i| moment_key(rule.settings().seed, 0, index, i);
+                let random = |i| moment_random(rule.settings().seed, 0, index, i);
                 let storage = self.storage;
                 let coding = R::MOMENTS
                     .first()
-                    .map(|moment| coding(storage, moment, key(0)));
+                    .map(|moment| coding(storage, moment, random(0)));
                 let coding = coding.flatten().unwrap_or_default();
                 let coded = |coded: &Coded, i| CodedMoment {
                     codes: coded.codes.clone(),
                     amaxes: coded.amaxes.clone(),
                     curves: coded.curves.clone(),
-                    tensor: key(i).map_or(0, |key| key.tensor),
+                    rotated: random(i).map_or(0, |random| random.rotated),
                 };
                 AdamWMoments::Coded {
                     exp_avg: coded(exp_avg, 0),
                     exp_avg_sq: coded(exp_avg_sq, 1),
-                    expands: coding.expands,
-                    seed: coding.key.map(|key| key.seed),
+                    expands: coding.expansion.expands,
+                    key: coding.random.map(|random| random.key),
                 }
             }
             _ => candle_core::bail!("variable `{}`: it has no two moments", self.name),

@@ -5,13 +5,12 @@ use std::collections::{HashMap, HashSet};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use fp8_candle::weight_version::WeightVersion;
-use fp8_core::StochasticKey;
 
 use super::super::error;
 use super::super::gradients::own_gradient;
 use super::super::host::{self, Keys, Operand, Pass, Slice};
 use super::super::masters::Keeping;
-use super::super::moments::{Kept, MomentStorage, coding};
+use super::super::moments::{Kept, MomentStorage, Random, coding};
 use super::super::parameter::Parameter;
 use super::super::rounding::RoundTo;
 use super::super::rule::{Rates, Rule};
@@ -119,8 +118,9 @@ impl Variable {
 }
 
 /// The random bits of moment number `i` of variable number `index`.
-pub(super) fn moment_key(seed: u64, step: u64, index: usize, i: usize) -> Option<StochasticKey> {
-    RoundTo::Stochastic { seed }.key(step, index, i as u32 + 1)
+pub(super) fn moment_random(seed: u64, step: u64, index: usize, i: usize) -> Option<Random> {
+    let key = RoundTo::Stochastic { seed }.key(step, index, 1)?;
+    Some(Random::of(key, i))
 }
 
 impl<R: Rule> Parameter<R> for Variable {
@@ -169,14 +169,14 @@ impl<R: Rule> Parameter<R> for Variable {
         let moments = self.state.moments.as_ref().or(zeros.as_ref());
         let moments = moments.into_iter().flatten().filter(|_| used);
         let seed = rule.settings().seed;
-        let moment_key = |i: usize| moment_key(seed, rates.step, rates.index, i);
+        let random = |i: usize| moment_random(seed, rates.step, rates.index, i);
         if self.in_place {
             let (formula, clip) = (rule.formula::<f32>(rates), rates.clip as f32);
             let pairs = moments.zip(R::MOMENTS).enumerate();
             let operands = pairs.map(|(i, (kept, moment))| match kept {
                 Kept::Values(values) => Operand::Values(values),
                 Kept::Coded(coded) => {
-                    let coding = coding(self.storage, moment, moment_key(i));
+                    let coding = coding(self.storage, moment, random(i));
                     Operand::Coded(coded, coding.unwrap_or_default())
                 }
             });
@@ -210,9 +210,8 @@ impl<R: Rule> Parameter<R> for Variable {
             let new = composed::update(&self.var, grad, moments, master, key, formula)?;
             if used {
                 let new = new.into_iter().zip(R::MOMENTS).enumerate();
-                let kept = new.map(|(i, (values, moment))| {
-                    Kept::of(values, self.storage, moment, moment_key(i))
-                });
+                let kept = new
+                    .map(|(i, (values, moment))| Kept::of(values, self.storage, moment, random(i)));
                 self.state.moments = Some(kept.collect::<Result<_>>()?);
             }
         }

@@ -245,9 +245,10 @@ impl MultiTensorAdamW {
                 words.push(next(true));
                 words.extend(tensors.moments.words(|| next(true)));
                 words.push(next(tensors.master.is_some()));
-                let (flags, seed) = tensors.moments.flags();
+                let (flags, key) = tensors.moments.flags();
                 let flags = flags + u64::from(tensors.decays) * DECAYS;
-                words.extend([tensors.var.elem_count() as u64, flags, seed, 0]);
+                let count = tensors.var.elem_count() as u64;
+                words.extend([count, flags, key.seed, u64::from(key.tensor)]);
                 addresses.push(next(grad.is_some()));
             }
             let params = self.params.update(&gpu, words)?;

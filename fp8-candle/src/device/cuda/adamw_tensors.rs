@@ -3,12 +3,10 @@
 use crate::base::check::{check_dims, check_dtype, check_float};
 use crate::base::error::{Result, dtype_error};
 use candle_core::{DType, Tensor};
+use fp8_core::{EXPANDED_BLOCK, StochasticKey};
 
 /// Dtypes of variables.
 pub(super) const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
-
-/// Elements of a block of [`CodedMoment`].
-const BLOCK: usize = 128;
 
 /// One variable with its optimizer state. All are contiguous and on one CUDA device. The kernels write to the memory of these tensors.
 #[derive(Debug, Clone)]
@@ -34,8 +32,8 @@ pub enum AdamWMoments {
         /// Running mean of the squared gradient.
         exp_avg_sq: Tensor,
     },
-    /// E4M3 codes in blocks of 128 elements of the flattened variable, which is not f64: the element `x` of a block has the code of
-    /// `448 (|x| / amax)^k` with its sign, and no positive element of `exp_avg_sq` has code 0. `fp8-optim` defines it.
+    /// E4M3 codes in blocks of 128 elements of the flattened variable, which is not f64, as [`fp8_core::encode_expanded`] makes them. No
+    /// positive element of `exp_avg_sq` has code 0.
     Coded {
         /// Running mean of the gradient.
         exp_avg: CodedMoment,
@@ -43,9 +41,8 @@ pub enum AdamWMoments {
         exp_avg_sq: CodedMoment,
         /// Whether blocks choose `k` among 1, 2, 4 and 1/2 by their spread; else it is 1.
         expands: bool,
-        /// The seed of the random bits of codes, which are those of [`StochasticKey`](fp8_core::StochasticKey) for the step, the
-        /// moment's number and the element's index; None rounds to nearest.
-        seed: Option<u64>,
+        /// The random words of codes, but for the number of the step, which takes the place of the key's; None rounds to nearest.
+        key: Option<StochasticKey>,
     },
 }
 
@@ -58,8 +55,8 @@ pub struct CodedMoment {
     pub amaxes: Tensor,
     /// U8, one for each block: 0, 1, 2, 3 for the exponents 1, 2, 4, 1/2.
     pub curves: Tensor,
-    /// The number of its random bits.
-    pub tensor: u32,
+    /// By how many bits the random words of the variable are rotated left for this moment.
+    pub rotated: u32,
 }
 
 impl CodedMoment {
@@ -68,7 +65,7 @@ impl CodedMoment {
     }
 
     fn check(&self, var: &Tensor) -> Result<()> {
-        let blocks = [var.elem_count().div_ceil(BLOCK)];
+        let blocks = [var.elem_count().div_ceil(EXPANDED_BLOCK)];
         check_like(OP, "codes of a moment", var, DType::U8, &self.codes)?;
         check_dtype(OP, "amaxes of a moment", &self.amaxes, DType::F32)?;
         check_dims(OP, "amaxes of a moment", &self.amaxes, &blocks)?;
@@ -106,7 +103,7 @@ impl AdamWMoments {
                 exp_avg_sq,
                 ..
             } => {
-                let [first, second] = [exp_avg, exp_avg_sq].map(|moment| u64::from(moment.tensor));
+                let [first, second] = [exp_avg, exp_avg_sq].map(|moment| u64::from(moment.rotated));
                 let mut three = || [next(), next(), next()];
                 let ([a, b, c], [d, e, f]) = (three(), three());
                 [a, b, c, first, d, e, f, second]
@@ -114,13 +111,13 @@ impl AdamWMoments {
         }
     }
 
-    /// The flags of the kernels that moments decide, and the seed.
-    pub(super) fn flags(&self) -> (u64, u64) {
+    /// The flags of the kernels that moments decide, and the key.
+    pub(super) fn flags(&self) -> (u64, StochasticKey) {
         match *self {
-            Self::Values { .. } => (0, 0),
-            Self::Coded { expands, seed, .. } => {
-                let flags = u64::from(expands) * EXPANDS + u64::from(seed.is_some()) * STOCHASTIC;
-                (flags, seed.unwrap_or(0))
+            Self::Values { .. } => (0, StochasticKey::default()),
+            Self::Coded { expands, key, .. } => {
+                let flags = u64::from(expands) * EXPANDS + u64::from(key.is_some()) * STOCHASTIC;
+                (flags, key.unwrap_or_default())
             }
         }
     }

@@ -217,7 +217,7 @@ fn lane_mask(masks: [u16; VECTORS]) -> u64 {
 /// The low bytes of words whose other bytes are 0, in order.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack([a, b, c, d]: [__m512i; VECTORS]) -> __m512i {
+pub(super) fn pack([a, b, c, d]: [__m512i; VECTORS]) -> __m512i {
     // Packing works within lanes of 128 bits: each gets four bytes of every vector.
     let lanes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

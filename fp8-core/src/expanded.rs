@@ -1,0 +1,58 @@
+//! Slices of values as blocks that each lie on a curve; `expansion.rs` defines them.
+
+use crate::expansion::{EXPANDED_BLOCK, Expansion, RandomWords};
+use crate::kernels;
+
+/// The codes of `values` in blocks of [`EXPANDED_BLOCK`], and the amax and the curve of each block.
+///
+/// The element `x` of a block has the code of `y = 448 (|x| / amax)^k` with the sign of `x`. Without `words`, `y` is rounded to nearest.
+/// With them, `y` is rounded up with the probability of `floor(f * 2^20) / 2^20`, where `f` says how far it is on the way from one code to
+/// the next: where this and the upper 20 bits of the word make up at least 1. `k` is 1, 2, 4 or 1/2 for the curves 0 to 3. A block that expands takes the largest one that leaves magnitudes of a sixteenth of
+/// its mean their full precision. An amax beyond the largest f32 counts as that, and NaN keeps the code of NaN.
+///
+/// ```
+/// use fp8_core::{Expansion, decode_expanded, encode_expanded};
+/// let values = [1.0f32, 0.9, -0.8, 0.85];
+/// let expansion = Expansion { expands: true, ..Expansion::default() };
+/// let (mut codes, mut amaxes, mut curves) = ([0; 4], [0.0], [0]);
+/// encode_expanded(&values, expansion, None, (&mut codes, &mut amaxes, &mut curves));
+/// assert_eq!((amaxes, curves), ([1.0], [2])); // k = 4
+///
+/// let mut back = [0.0; 4];
+/// decode_expanded(&codes, &amaxes, &curves, &mut back);
+/// assert!(values.iter().zip(back).all(|(x, y)| (x - y).abs() < 0.015)); // without expansion, E4M3 is up to 0.03 away
+/// ```
+///
+/// # Panics
+/// If lengths do not fit: a code and a word for each value, an amax and a curve for each block.
+pub fn encode_expanded(
+    values: &[f32],
+    expansion: Expansion,
+    words: Option<RandomWords<'_>>,
+    (codes, amaxes, curves): (&mut [u8], &mut [f32], &mut [u8]),
+) {
+    check(values.len(), [codes.len(), amaxes.len(), curves.len()]);
+    if let Some(RandomWords { words, .. }) = words {
+        assert_eq!(words.len(), values.len(), "words");
+    }
+    let isa = kernels::Isa::best();
+    kernels::expanded::encode(isa, values, expansion, words, (codes, amaxes, curves));
+}
+
+/// The values of codes: the inverse of [`encode_expanded`]. The amax of a block comes back exactly. A curve that there is not counts as 0.
+///
+/// # Panics
+/// If lengths do not fit: a value for each code, an amax and a curve for each block.
+pub fn decode_expanded(codes: &[u8], amaxes: &[f32], curves: &[u8], values: &mut [f32]) {
+    check(values.len(), [codes.len(), amaxes.len(), curves.len()]);
+    kernels::expanded::decode(kernels::Isa::best(), codes, amaxes, curves, values);
+}
+
+fn check(values: usize, [codes, amaxes, curves]: [usize; 3]) {
+    let blocks = values.div_ceil(EXPANDED_BLOCK);
+    assert_eq!(
+        [codes, amaxes, curves],
+        [values, blocks, blocks],
+        "codes, amaxes, curves"
+    );
+}

@@ -1,0 +1,256 @@
+//! E4M3 codes in blocks that each lie on a curve: the dynamic range expansion of COAT
+//! ([arXiv:2410.19313](https://arxiv.org/abs/2410.19313)), with four curves whose powers and roots need no logarithm.
+
+use std::sync::LazyLock;
+
+use crate::cast::{Mode, Rounder};
+use crate::{Cast, Format};
+
+/// Elements of a block of [`encode_expanded`](crate::encode_expanded); the last one may have fewer.
+pub const EXPANDED_BLOCK: usize = 128;
+
+/// How many curves there are: they are numbered from 0.
+pub const EXPANDED_CURVES: u8 = 4;
+
+/// The largest number of E4M3.
+pub(crate) const LARGEST: f32 = 448.;
+
+/// What [`encode_expanded`](crate::encode_expanded) does with blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expansion {
+    /// Whether blocks choose a curve; otherwise every block is on the straight one, number 0.
+    pub expands: bool,
+    /// Whether values above 0 stay above 0: one that is too small gets the smallest positive code.
+    pub non_negative: bool,
+}
+
+/// The random words of elements, for stochastic rounding.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomWords<'a> {
+    /// One for each element, see [`random_words`](crate::random_words).
+    pub words: &'a [u32],
+    /// By how many bits each word is rotated left before its upper 20 bits are used. Rounding looks at the highest ones first, so that one
+    /// draw serves several tensors.
+    pub rotated: u32,
+}
+
+/// The codes, amaxes and curves of blocks.
+pub(crate) type Outs<'a> = (&'a mut [u8], &'a mut [f32], &'a mut [u8]);
+
+/// Exponents `k` of `448 (|x| / amax)^k`, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Curve {
+    Linear = 0,
+    Square = 1,
+    Fourth = 2,
+    Root = 3,
+}
+
+impl Curve {
+    pub(crate) fn of(number: u8) -> Self {
+        match number {
+            1 => Self::Square,
+            2 => Self::Fourth,
+            3 => Self::Root,
+            _ => Self::Linear,
+        }
+    }
+
+    /// The curve of a block by `spread`, its amax over its mean magnitude. Magnitudes of a sixteenth of the mean still get codes of full
+    /// precision (E4M3 has them over a range of 2^14.8) up to the spread at which a smaller exponent takes over.
+    pub(crate) fn for_spread(spread: f32) -> Self {
+        match spread {
+            s if s <= 1.25 => Self::Fourth,
+            s if s <= 10. => Self::Square,
+            s if s <= 48. => Self::Linear,
+            _ => Self::Root,
+        }
+    }
+
+    /// `t^k` for `t` in `[0, 1]`.
+    #[inline(always)]
+    fn raise(self, t: f32) -> f32 {
+        match self {
+            Self::Linear => t,
+            Self::Square => t * t,
+            Self::Fourth => (t * t) * (t * t),
+            Self::Root => t.sqrt(),
+        }
+    }
+
+    /// The inverse of [`Curve::raise`].
+    fn lower(self, t: f32) -> f32 {
+        match self {
+            Self::Linear => t,
+            Self::Square => t.sqrt(),
+            Self::Fourth => t.sqrt().sqrt(),
+            Self::Root => t * t,
+        }
+    }
+
+    /// The shares of the amax that codes stand for.
+    pub(crate) fn shares(self) -> &'static Shares {
+        static SHARES: LazyLock<[Shares; EXPANDED_CURVES as usize]> =
+            LazyLock::new(|| std::array::from_fn(|curve| Shares::of(Curve::of(curve as u8))));
+        &SHARES[self as usize]
+    }
+}
+
+/// The shares of the amax that codes stand for, with their signs.
+pub(crate) struct Shares {
+    pub(crate) values: [f32; 256],
+    /// For each byte of an f32, from the lowest: that byte of the shares of codes without a sign.
+    pub(crate) bytes: [[u8; 128]; 4],
+}
+
+impl Shares {
+    fn of(curve: Curve) -> Self {
+        let values: [f32; 256] = std::array::from_fn(|code| {
+            let x = Format::E4M3.decode(code as u8);
+            curve.lower(x.abs() / LARGEST).copysign(x)
+        });
+        let of_byte = |byte: usize| std::array::from_fn(|code| values[code].to_le_bytes()[byte]);
+        let bytes = std::array::from_fn(of_byte);
+        Self { values, bytes }
+    }
+}
+
+/// The amax of a block and its curve, from the largest magnitude and the sum of magnitudes of its `len` elements.
+pub(crate) fn amax_and_curve(largest: f32, sum: f32, len: usize, expands: bool) -> (f32, Curve) {
+    let amax = largest.min(f32::MAX);
+    let curve = match expands {
+        true => Curve::for_spread(amax * len as f32 / sum),
+        false => Curve::Linear,
+    };
+    (amax, curve)
+}
+
+/// By what the elements of a block with this amax are divided.
+pub(crate) fn divisor(amax: f32) -> f32 {
+    // A block of zeros.
+    if amax == 0. { 1. } else { amax }
+}
+
+/// Sums of a block: element `i` belongs to sum `i % SUMS`.
+const SUMS: usize = 16;
+
+/// A block with zeros at its end.
+type Padded = [f32; EXPANDED_BLOCK];
+
+/// The largest magnitude, but for NaN, and the sum of magnitudes. They are added in pairs of neighbouring rows of [`SUMS`], and the
+/// sums in pairs of both halves.
+#[inline(always)]
+fn measure(values: &Padded) -> (f32, f32) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (rows, _) = values.as_chunks::<SUMS>();
+    let mut largest = [0f32; SUMS];
+    let mut sums = [[0f32; SUMS]; EXPANDED_BLOCK / SUMS];
+    for (sums, row) in sums.iter_mut().zip(rows) {
+        for i in 0..SUMS {
+            sums[i] = row[i].abs();
+            largest[i] = larger(largest[i], sums[i]);
+        }
+    }
+    for distance in [1, 2, 4] {
+        for row in (0..sums.len()).step_by(2 * distance) {
+            let other = sums[row + distance];
+            for (sum, x) in sums[row].iter_mut().zip(other) {
+                *sum += x;
+            }
+        }
+    }
+    let [mut sums, ..] = sums;
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+            largest[i] = larger(largest[i], largest[i + half]);
+        }
+    }
+    (largest[0], sums[0])
+}
+
+/// The definition of [`encode_expanded`](crate::encode_expanded) for a block.
+#[inline(always)]
+pub(crate) fn encode_block(
+    values: &[f32],
+    expansion: Expansion,
+    words: Option<RandomWords<'_>>,
+    codes: &mut [u8],
+) -> (f32, Curve) {
+    let mut padded = [0f32; EXPANDED_BLOCK];
+    padded[..values.len()].copy_from_slice(values);
+    let (largest, sum) = measure(&padded);
+    let (amax, curve) = amax_and_curve(largest, sum, values.len(), expansion.expands);
+    let divisor = divisor(amax);
+    // One loop for each curve, in which the curve is a constant.
+    let raised = match curve {
+        Curve::Linear => raise(&padded, divisor, Curve::Linear),
+        Curve::Square => raise(&padded, divisor, Curve::Square),
+        Curve::Fourth => raise(&padded, divisor, Curve::Fourth),
+        Curve::Root => raise(&padded, divisor, Curve::Root),
+    };
+    let rounder = Rounder::new(&Cast::new(Format::E4M3));
+    match words {
+        None => {
+            let rounder = rounder.with_mode(Mode::NearestEven);
+            for (code, x) in codes.iter_mut().zip(&raised) {
+                *code = rounder.code(x.to_bits(), 0);
+            }
+        }
+        Some(RandomWords { words, rotated }) => {
+            for ((code, y), word) in codes.iter_mut().zip(&raised).zip(words) {
+                let sign = (y.to_bits() >> 24) as u8 & 0x80;
+                *code = sign | round_up_at_random(y.abs(), word.rotate_left(rotated));
+            }
+        }
+    }
+    if expansion.non_negative {
+        for (code, value) in codes.iter_mut().zip(values) {
+            *code = (*code).max(u8::from(*value > 0.));
+        }
+    }
+    (amax, curve)
+}
+
+/// Units of a fixed-point number with 20 bits after the point that counts codes of E4M3: of 2^-9 and so below the smallest normal
+/// number, and the upper bits of an f32 above it.
+pub(crate) const FIXED: f32 = (1u32 << 29) as f32;
+/// The smallest normal number.
+pub(crate) const NORMAL: f32 = 1. / 64.;
+/// The bits of the f32 that has code 0 by its upper bits.
+pub(crate) const BELOW: u32 = 120 << 23;
+
+/// The code of a magnitude of at most 448, or NaN, by a random word.
+#[inline(always)]
+fn round_up_at_random(y: f32, word: u32) -> u8 {
+    let fixed = match y < NORMAL {
+        // Exact but for what is cut off.
+        true => (y * FIXED) as u32,
+        false => y.to_bits().wrapping_sub(BELOW),
+    };
+    let code = (fixed.wrapping_add(word >> 12) >> 20) as u8;
+    if y.is_nan() { 0x7F } else { code }
+}
+
+/// A block on its curve.
+#[inline(always)]
+fn raise(values: &Padded, divisor: f32, curve: Curve) -> Padded {
+    let mut raised = *values;
+    for x in &mut raised {
+        let t = x.abs() / divisor;
+        // NaN stays NaN.
+        let t = if t > 1. { 1. } else { t };
+        *x = (LARGEST * curve.raise(t)).copysign(*x);
+    }
+    raised
+}
+
+/// The definition of [`decode_expanded`](crate::decode_expanded) for a block.
+#[inline(always)]
+pub(crate) fn decode_block(codes: &[u8], amax: f32, curve: Curve, values: &mut [f32]) {
+    let shares = &curve.shares().values;
+    for (value, code) in values.iter_mut().zip(codes) {
+        *value = amax * shares[usize::from(*code)];
+    }
+}
