@@ -101,6 +101,10 @@ impl Curve {
 pub(crate) struct Shares {
     pub(crate) values: [f32; 256],
     /// For each byte of an f32, from the lowest: that byte of the shares of codes without a sign.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "lookups of bytes exist on x86-64")
+    )]
     pub(crate) bytes: [[u8; 128]; 4],
 }
 

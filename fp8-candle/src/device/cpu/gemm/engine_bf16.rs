@@ -9,7 +9,7 @@ use super::pack_bf16::{self, Source};
 use super::prefetch::Ahead;
 use super::results::Block;
 use super::source_bf16::Bits;
-use super::tile_amx::{self, Tiles};
+use super::tile_amx::{self, Streamed, Tiles};
 use super::tile_bf16::{self, Columns, Rows, To};
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
@@ -215,6 +215,25 @@ impl Engine for Bf16Engine {
             Some(_) => 2 * ROWS,
             None => tile_bf16::height(row, rows),
         };
+        if let (Some(tiles), true, Panel::Values(_)) = (tiles, panels > 0, panel(0)) {
+            let factors = tile_amx::Factors {
+                a,
+                rows,
+                panels,
+                panel: |index| match panel(index) {
+                    Panel::Values(values) => values,
+                    Panel::Packed(_) => &[],
+                },
+                streamed: match rows > 2 * ROWS {
+                    true => Streamed::A,
+                    false => Streamed::Neither,
+                },
+            };
+            let sums = &mut Sums { values, stride };
+            // SAFETY: every processor with AMX has these instructions.
+            unsafe { tiles.multiply(&factors, sums, results, mode) };
+            return;
+        }
         let mut index = 0;
         while index < panels {
             let b = panel(index);
@@ -243,23 +262,7 @@ impl Engine for Bf16Engine {
                 };
                 let accumulate = mode.accumulate;
                 match (tiles, b) {
-                    (Some(tiles), Panel::Values(b)) => {
-                        let a = tile_amx::Rows {
-                            values: a,
-                            count: rows - row,
-                            skip: mode.skip,
-                            next_slice: mode.next_slice,
-                            streamed: rows > 2 * ROWS,
-                        };
-                        let to = match results {
-                            Some(results) => tile_amx::To::Results {
-                                results: results.at(row, index * PANEL),
-                                before: accumulate.then_some(sums),
-                            },
-                            None => tile_amx::To::Sums { sums, accumulate },
-                        };
-                        tiles.multiply(a, b, to);
-                    }
+                    (Some(_), Panel::Values(_)) => unreachable!("multiplied above"),
                     (Some(_), Panel::Packed(_)) if rows <= few_amx::ROWS => {
                         together = few_amx::panels_at_once(rows).min(panels - index);
                         let packed = packed_of(&panel, index..index + together);

@@ -151,6 +151,7 @@ const AHEAD: usize = 8192;
 #[cfg(test)]
 mod tests {
     use super::super::exponents::with_added;
+    use super::super::kernel::Mode;
     use super::super::pack_bf16;
     use super::super::tile_amx::{self, Tiles};
     use super::*;
@@ -249,18 +250,25 @@ mod tests {
                     // SAFETY: the processor has tiles, and this thread has no others.
                     let tiles = unsafe { Tiles::new() };
                     for (panel, values) in values[..panels].iter().enumerate() {
-                        let a = tile_amx::Rows {
-                            values: &packed_a,
-                            count: ROWS,
+                        let factors = tile_amx::Factors {
+                            a: &packed_a,
+                            rows: ROWS,
+                            panels: 1,
+                            panel: |_| &values[..],
+                            streamed: tile_amx::Streamed::Neither,
+                        };
+                        let mode = Mode {
+                            accumulate,
                             skip: 0,
                             next_slice: packed_a.len(),
-                            streamed: false,
+                            pairs: false,
                         };
-                        let sums = Sums {
+                        let sums = &mut Sums {
                             values: &mut tiled[panel * PANEL..],
                             stride: 2 * PANEL,
                         };
-                        tiles.multiply(a, values, tile_amx::To::Sums { sums, accumulate });
+                        // SAFETY: every processor with AMX has these instructions.
+                        unsafe { tiles.multiply(&factors, sums, None, mode) };
                     }
                 }
                 for row in 0..rows {

@@ -7,7 +7,7 @@ use super::super::scratch::Scratch;
 use super::kernel::Engine;
 use super::layout::{PANEL, ROWS, a_len, padded};
 use super::product::{PackedA, Panels, Product};
-use super::results::{STREAM_PER_ROW, streamed};
+use super::stream::{STREAM_PER_ROW, streamed};
 use crate::base::parallel::shared::Shared;
 use fp8_core::HighPrecision;
 use std::ops::Range;

@@ -63,6 +63,12 @@ mod results;
 mod row_neon;
 #[cfg(target_arch = "x86_64")]
 mod source_bf16;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(dead_code, reason = "only tiles of bf16 write results")
+)]
+mod stream;
 #[cfg(target_arch = "x86_64")]
 mod tile_amx;
 #[cfg(target_arch = "x86_64")]
@@ -99,7 +105,12 @@ use {engine_f32::F32Engine, kernel::Engine, pack_neon as pack_f32, tile_neon::Ne
 pub(super) use epilogue::Epilogue;
 pub(super) use layout::{Order, pack_codes, unpack_codes};
 #[cfg(target_arch = "x86_64")]
-pub(super) use {engine_f32::tiles, pack_bf16::transpose_16, tile_amx::Tiles, tile_bf16::as_bf16};
+pub(super) use {
+    engine_f32::tiles,
+    pack_bf16::transpose_16,
+    tile_amx::{Streamed, Tiles},
+    tile_bf16::as_bf16,
+};
 
 /// Evaluates `$body` with the fastest `$engine` for `$isa`; None if there is none.
 #[cfg(target_arch = "x86_64")]

@@ -127,11 +127,14 @@ pub(super) unsafe fn pack_a<S: Source>(
                         let pairs = unsafe { source.pairs(matrix, start + 2 * pair, row, ROWS) };
                         [left[pair], right[pair]] = pairs;
                     }
-                    for (half, values) in [left, right].into_iter().enumerate() {
+                    for (half, values) in [&left, &right].into_iter().enumerate() {
                         let row = row + half * ROWS;
                         if row < rows.end {
-                            for (i, values) in transpose_16(values).into_iter().enumerate() {
-                                store(values, &mut row_of(start / SLICE, row + i)[start % SLICE..]);
+                            for (i, values) in transpose_16(*values).iter().enumerate() {
+                                store(
+                                    *values,
+                                    &mut row_of(start / SLICE, row + i)[start % SLICE..],
+                                );
                             }
                         }
                     }

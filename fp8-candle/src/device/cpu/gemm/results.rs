@@ -5,6 +5,7 @@ use super::layout::PANEL;
 #[cfg(target_arch = "x86_64")]
 use super::prefetch;
 use super::scales::Scales;
+use super::stream::Stream;
 use crate::base::parallel::shared::Shared;
 use half::bf16;
 #[cfg(target_arch = "x86_64")]
@@ -33,26 +34,11 @@ pub(super) struct Results<'a> {
 /// The part of the results from a row and a column on, which belongs to one task.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a> {
-    results: Results<'a>,
+    results: &'a Results<'a>,
     row: usize,
     col: usize,
     stream: Option<Stream<'a>>,
 }
-
-/// For results that are written past the caches. That takes whole cache lines, so the end of each row of a panel waits for the next
-/// panel if both share a line.
-#[derive(Clone, Copy)]
-pub(super) struct Stream<'a> {
-    /// The last [`STREAM_PER_ROW`] results of each row in the panel before.
-    ends: Shared<'a, f32>,
-    /// The row of the results that the first of them belong to.
-    row: usize,
-    /// The first column of the task, and the one after its last.
-    cols: [usize; 2],
-}
-
-/// Results that each row keeps for the next panel: a cache line.
-pub(super) const STREAM_PER_ROW: usize = 16;
 
 /// The first `len` of 32 lanes, in two vectors.
 #[cfg(target_arch = "x86_64")]
@@ -67,7 +53,7 @@ fn masks(len: usize) -> [__mmask16; 2] {
 impl<'a> Results<'a> {
     /// # Safety
     /// Only one task at a time may write to the rows and columns that it writes through its block.
-    pub(super) unsafe fn block(self, row: usize, col: usize) -> Block<'a> {
+    pub(super) unsafe fn block(&'a self, row: usize, col: usize) -> Block<'a> {
         Block {
             results: self,
             row,
@@ -135,26 +121,73 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Writes `rows` rows of up to 32 columns of these sums, whose rows are [`PANEL`] apart.
+    /// Writes `rows` of a tile of sums, whose rows are [`PANEL`] apart.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    pub(super) fn write_sums(self, rows: usize, sums: &[f32]) {
-        const TOGETHER: usize = 8;
-        let (sums, _) = sums[..rows * PANEL].as_chunks::<PANEL>();
-        let load = |sums: &[f32; PANEL]| {
-            let (halves, _) = sums.as_chunks::<16>();
-            // SAFETY: each half has 16 sums.
-            [0, 1].map(|half| unsafe { _mm512_loadu_ps(halves[half].as_ptr()) })
-        };
-        let (together, rest) = sums.as_chunks::<TOGETHER>();
-        for (index, sums) in together.iter().enumerate() {
-            let tile = std::array::from_fn(|row| load(&sums[row]));
-            self.at(index * TOGETHER, 0)
-                .write::<TOGETHER, 1, false, false, false>(tile);
+    pub(super) fn write_rows(self, rows: Range<usize>, tile: &[f32]) {
+        let (tile, _) = tile.as_chunks::<PANEL>();
+        if self.len() == PANEL && self.stream.is_none() {
+            return self.write_whole(rows, tile);
         }
-        for (index, sums) in rest.iter().enumerate() {
-            self.at(together.len() * TOGETHER + index, 0)
-                .write::<1, 1, false, false, false>([load(sums)]);
+        for row in rows {
+            let sums = load_row(&tile[row]);
+            self.at(row, 0).write::<1, 1, false, false, false>([sums]);
+        }
+    }
+
+    /// [`Block::write_rows`] of 32 columns.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+    fn write_whole(self, rows: Range<usize>, tile: &[[f32; PANEL]]) {
+        let of_panel = |all: &[f32]| load_row(all[self.col..].first_chunk().expect("a panel"));
+        let col_scales = match self.results.col_scales {
+            Scales::One(scale) => [_mm512_set1_ps(*scale); 2],
+            Scales::Each(scales) => of_panel(scales),
+        };
+        let bias = self.results.bias.map(of_panel);
+        for row in rows {
+            let row_scale = _mm512_set1_ps(match self.results.row_scales {
+                Scales::One(scale) => *scale,
+                Scales::Each(scales) => scales[self.row + row],
+            });
+            let mut values = load_row(&tile[row]);
+            for half in 0..2 {
+                values[half] =
+                    _mm512_mul_ps(_mm512_mul_ps(values[half], row_scale), col_scales[half]);
+            }
+            let place = self.start(row)..self.start(row) + PANEL;
+            match self.results.out {
+                Out::F32(out) => {
+                    if let Some(bias) = bias {
+                        for half in 0..2 {
+                            values[half] = _mm512_add_ps(values[half], bias[half]);
+                        }
+                    }
+                    // SAFETY: the caller of `Results::block` guarantees that no other task uses these 32 elements.
+                    unsafe {
+                        let out = out.part(place).as_mut_ptr().cast::<f32>();
+                        _mm512_storeu_ps(out, values[0]);
+                        _mm512_storeu_ps(out.wrapping_add(16), values[1]);
+                    }
+                }
+                Out::Bf16(out) => {
+                    let mut bits = rounded_pair(values);
+                    if let Some(bias) = bias {
+                        for half in 0..2 {
+                            // The upper half of each number is its bf16.
+                            let wide = _mm512_and_si512(bits[half], _mm512_set1_epi32(!0xFFFF));
+                            values[half] = _mm512_add_ps(_mm512_castsi512_ps(wide), bias[half]);
+                        }
+                        bits = rounded_pair(values);
+                    }
+                    let both = _mm512_permutex2var_epi16(bits[0], upper_halves(), bits[1]);
+                    // SAFETY: as above.
+                    unsafe {
+                        let out = out.part(place).as_mut_ptr().cast();
+                        _mm512_storeu_si512(out, both);
+                    }
+                }
+            }
         }
     }
 
@@ -242,74 +275,56 @@ impl<'a> Block<'a> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Stream<'_> {
-    /// Writes the columns from `col` on of a row: the lanes of `masks`, from `out` on.
-    ///
-    /// # Safety
-    /// `out` points to as many elements as there are lanes, and behind those of the panel before if there is one. No other task uses any
-    /// of them, nor `ends`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    unsafe fn write(
-        self,
-        [row, col]: [usize; 2],
-        out: *mut f32,
-        values: [__m512; 2],
-        masks: [__mmask16; 2],
-    ) {
-        const LINE: usize = STREAM_PER_ROW;
-        let (before, after) = (col > self.cols[0], col + PANEL < self.cols[1]);
-        let at = (row - self.row) * LINE;
-        // SAFETY: guaranteed by the caller.
-        let ends = unsafe { self.ends.part(at..at + LINE) }.as_mut_ptr();
-        // How much of its first cache line lies before the panel. Addresses of f32 are multiples of four.
-        let waiting = out.addr() / 4 % LINE;
-        let line = out.wrapping_sub(waiting);
-        let from = _mm512_add_epi32(
-            _mm512_set1_epi32((LINE - waiting) as i32),
-            _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-        );
-        let join = |left, right| _mm512_permutex2var_ps(left, from, right);
-        let first_lanes = |count: usize| ((1u32 << count) - 1) as __mmask16;
-        // SAFETY: the elements of the panel before, its own and its line of `ends`, each within its mask.
-        unsafe {
-            let ended = if before {
-                _mm512_loadu_ps(ends)
-            } else {
-                values[0]
-            };
-            if masks != [!0; 2] {
-                if before {
-                    let ended = join(ended, values[0]);
-                    _mm512_mask_storeu_ps(line, first_lanes(waiting), ended);
-                }
-                _mm512_mask_storeu_ps(out, masks[0], values[0]);
-                _mm512_mask_storeu_ps(out.wrapping_add(LINE), masks[1], values[1]);
-                return;
-            }
-            if before || waiting == 0 {
-                _mm512_stream_ps(line, join(ended, values[0]));
-            } else {
-                _mm512_mask_storeu_ps(out, first_lanes(LINE - waiting), values[0]);
-            }
-            _mm512_stream_ps(line.wrapping_add(LINE), join(values[0], values[1]));
-            if after {
-                _mm512_storeu_ps(ends, values[1]);
-            } else {
-                let rest = join(values[1], values[1]);
-                _mm512_mask_storeu_ps(line.wrapping_add(2 * LINE), first_lanes(waiting), rest);
-            }
-        }
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_row(row: &[f32; PANEL]) -> [__m512; 2] {
+    let (halves, _) = row.as_chunks::<16>();
+    // SAFETY: each half has 16 numbers.
+    unsafe {
+        [
+            _mm512_loadu_ps(halves[0].as_ptr()),
+            _mm512_loadu_ps(halves[1].as_ptr()),
+        ]
     }
 }
 
-/// Makes everything that this thread has [streamed](Block::stream) visible to threads that it wakes or answers.
-pub(super) fn streamed() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction.
-    unsafe {
-        _mm_sfence();
+/// For `_mm512_permutex2var_epi16`: the upper 16 bits of each of 32 numbers.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn upper_halves() -> __m512i {
+    const FROM: [u16; 32] = {
+        let mut from = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            from[i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        from
+    };
+    // SAFETY: an array of 64 bytes.
+    unsafe { _mm512_loadu_si512(FROM.as_ptr().cast()) }
+}
+
+/// Numbers whose upper 16 bits are the nearest bf16, as [`rounded`] gives them.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+fn rounded_pair(values: [__m512; 2]) -> [__m512i; 2] {
+    if _mm512_cmpunord_ps_mask(values[0], values[1]) != 0 {
+        return [
+            _mm512_slli_epi32::<16>(rounded(values[0])),
+            _mm512_slli_epi32::<16>(rounded(values[1])),
+        ];
     }
+    let mut all = [_mm512_setzero_si512(); 2];
+    for (bits, values) in all.iter_mut().zip(values) {
+        let value = _mm512_castps_si512(values);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(value), _mm512_set1_epi32(1));
+        let below_half = _mm512_add_epi32(value, _mm512_set1_epi32(0x7FFF));
+        *bits = _mm512_add_epi32(below_half, odd);
+    }
+    all
 }
 
 /// The bits of the nearest bf16. The instruction for this would flush subnormals to zero.

@@ -55,8 +55,8 @@ impl Source for &Decoder {
                     *row = load(&codes[start.min(k)..]);
                 }
                 let fours = (range.end - start).min(64) / 4;
-                for (four, codes) in transpose_16(rows).into_iter().take(fours).enumerate() {
-                    let (low, high) = self.decode(_mm512_shuffle_epi8(codes, order));
+                for (four, codes) in transpose_16(rows).iter().take(fours).enumerate() {
+                    let (low, high) = self.decode(_mm512_shuffle_epi8(*codes, order));
                     let at = start - range.start + four * 4;
                     let dst = &mut dst[at * PANEL + half * 32..];
                     store(low, dst);
@@ -156,9 +156,9 @@ impl Source for Bits {
                     *row = load_32(&values[start.min(k)..]);
                 }
                 let pairs = (range.end - start).min(32) / 2;
-                for (pair, values) in transpose_16(rows).into_iter().take(pairs).enumerate() {
+                for (pair, values) in transpose_16(rows).iter().take(pairs).enumerate() {
                     let at = start - range.start + pair * 2;
-                    store(values, &mut dst[at * PANEL + half * 32..]);
+                    store(*values, &mut dst[at * PANEL + half * 32..]);
                 }
             }
         }

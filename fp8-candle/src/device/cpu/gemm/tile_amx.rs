@@ -3,56 +3,56 @@
 //! Rust has no stable intrinsics for them, so this is assembly. Registers 0 to 3 keep the sums from one statement to the
 //! next; the compiler itself never uses these registers.
 
-use super::kernel::Sums;
+use super::kernel::{Mode, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::results::Block;
 use std::arch::asm;
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::ops::Range;
 
-/// Rows packed as A, from some row on, over the indices of one sum.
+/// Which values are read past the first-level cache: those that are used once before they leave it.
+#[derive(Clone, Copy, PartialEq)]
+pub(in super::super) enum Streamed {
+    Neither,
+    A,
+}
+
+/// Rows packed as A by panels packed as B.
+pub(super) struct Factors<'a, P> {
+    /// From the first slice of the sum on.
+    pub(super) a: &'a [u16],
+    pub(super) rows: usize,
+    pub(super) panels: usize,
+    /// A panel by its number, whose length, a multiple of 32, is that of the sum.
+    pub(super) panel: P,
+    pub(super) streamed: Streamed,
+}
+
+/// Sums of a tile that wait in a buffer of their [`Tiles`] to become results. They are written while the tiles sum the next ones: at once,
+/// the tiles would wait for the memory.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    /// From the first slice on.
-    pub(super) values: &'a [u16],
-    /// How many rows are left; a tile takes up to 32.
-    pub(super) count: usize,
-    /// The first index of the sum within its slice.
-    pub(super) skip: usize,
-    /// Elements from one slice to the next.
-    pub(super) next_slice: usize,
-    /// Whether to read past the first-level cache, so that the panel of B stays there: if other rows follow.
-    pub(super) streamed: bool,
+struct Waiting {
+    /// Where the tile begins.
+    row: usize,
+    col: usize,
+    rows: usize,
+    buffer: usize,
 }
 
-impl Rows<'_> {
-    /// Whether one tile takes all rows.
-    fn short(&self) -> bool {
-        self.count <= ROWS
-    }
-}
-
-/// Where sums go.
-pub(super) enum To<'a, 'r> {
-    Sums {
-        sums: Sums<'a>,
-        /// Add to them.
-        accumulate: bool,
-    },
-    /// Complete sums, which become results. They are added to `before`, if there is anything before.
-    Results {
-        results: Block<'r>,
-        before: Option<Sums<'a>>,
-    },
-}
+/// Steps of the next tile before the first rows that wait are written, unless there are few: their sums are on the way to the memory
+/// themselves.
+const STEPS_BEFORE: usize = 2;
+const FEW_STEPS: usize = 4 * STEPS_BEFORE;
 
 /// The tile registers of this thread, set up as sixteen rows of 64 bytes each, until dropped.
 pub(in super::super) struct Tiles {
-    /// Sums on their way from the registers to results.
-    sums: RefCell<TileOfSums>,
+    /// Sums on their way from the registers to results: those that wait, and the next ones.
+    sums: RefCell<[TileOfSums; 2]>,
     thread: PhantomData<*const ()>,
 }
 
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct TileOfSums([f32; 2 * ROWS * PANEL]);
 
@@ -89,51 +89,85 @@ impl Tiles {
         // SAFETY: the instruction exists here, and reads the 64 bytes of the configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
         Self {
-            sums: RefCell::new(TileOfSums([0.; 2 * ROWS * PANEL])),
+            sums: RefCell::new([TileOfSums([0.; 2 * ROWS * PANEL]); 2]),
             thread: PhantomData,
         }
     }
 
-    /// Computes `32 x 32` sums, or `16 x 32` if no more rows are left, or adds to them.
-    ///
-    /// `b`: one panel packed as B, whose length, a multiple of 32, is that of the sum.
-    pub(super) fn multiply(&self, a: Rows<'_>, b: &[u16], mut to: To<'_, '_>) {
-        assert!(b.len().is_multiple_of(STEP));
-        let rows = a.count.min(2 * ROWS);
-        let results = match &to {
-            To::Sums { .. } => None,
-            To::Results { results, .. } => Some(*results),
-        };
-        let before = match &mut to {
-            To::Sums { sums, accumulate } => accumulate.then_some(sums),
-            To::Results { before, .. } => before.as_mut(),
-        };
-        self.start(a.short(), before.map(|sums| (&*sums.values, sums.stride)));
-        let (first, rest) = b.split_at(b.len().min((SLICE - a.skip) * PANEL));
-        let slices = std::iter::once(first).chain(rest.chunks(SLICE * PANEL));
-        let (mut start, mut row) = (a.skip, 0);
-        for (slice, b) in slices.enumerate() {
-            let values = &a.values[slice * a.next_slice + start..];
-            for (step, b) in b.chunks_exact(STEP).enumerate() {
-                if let Some(results) = results {
-                    // A few rows with each step: many prefetches in a row would wait for each other.
-                    results.prefetch(row.min(rows)..(row + 2).min(rows));
-                    row += 2;
+    /// Computes the sums of rows by panels, or adds to them. With `results`, these are the last indices of the sums, and results are
+    /// written instead.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+    pub(super) fn multiply<'b, P: Fn(usize) -> &'b [u16]>(
+        &self,
+        factors: &Factors<'_, P>,
+        sums: &mut Sums<'_>,
+        results: Option<Block<'_>>,
+        mode: Mode,
+    ) {
+        let (mut waiting, mut buffer) = (None, 0);
+        for index in 0..factors.panels {
+            let b = (factors.panel)(index);
+            // A panel stays in the first-level cache for all rows, if it fits.
+            for row in (0..factors.rows).step_by(2 * ROWS) {
+                let short = factors.rows - row <= ROWS;
+                let at = row * sums.stride + index * PANEL;
+                // Empty if no intermediate sums are kept.
+                let sums = (sums.values.get_mut(at..).unwrap_or_default(), sums.stride);
+                self.start(short, mode.accumulate.then_some((&*sums.0, sums.1)));
+                let a = &factors.a[row * SLICE_STRIDE..];
+                assert!(b.len().is_multiple_of(STEP));
+                let steps = b.len() / STEP;
+                let before = if steps > FEW_STEPS { STEPS_BEFORE } else { 0 };
+                // The same number of rows with each step.
+                let at_once = (2 * ROWS).div_ceil((steps - before).max(1));
+                for step in 0..steps {
+                    let at = mode.skip + step * DEPTH;
+                    let at = at / SLICE * mode.next_slice + at % SLICE;
+                    let panel = (&b[step * STEP..][..STEP], 2 * PANEL);
+                    self.step(short, factors.streamed, (&a[at..], SLICE_STRIDE), panel);
+                    if let Some(results) = results {
+                        let rows = factors.rows - row;
+                        let first = (step * at_once).min(rows);
+                        let next = first..(first + at_once).min(rows);
+                        results.at(row, index * PANEL).prefetch(next);
+                    }
+                    if let (Some(waiting), Some(results)) = (waiting, results)
+                        && step >= before
+                    {
+                        let first = (step - before) * at_once;
+                        self.write(waiting, results, first..first + at_once);
+                    }
                 }
-                let a_rows = (&values[step * DEPTH..], SLICE_STRIDE);
-                self.step(a.short(), a.streamed, a_rows, (b, 2 * PANEL));
+                let Some(results) = results else {
+                    self.finish(short, sums);
+                    continue;
+                };
+                if let Some(waiting) = waiting {
+                    let first = (steps - before) * at_once;
+                    self.write(waiting, results, first..2 * ROWS);
+                }
+                self.finish(short, (&mut self.sums.borrow_mut()[buffer].0, PANEL));
+                waiting = Some(Waiting {
+                    row,
+                    col: index * PANEL,
+                    rows: (factors.rows - row).min(2 * ROWS),
+                    buffer,
+                });
+                buffer = 1 - buffer;
             }
-            start = 0;
         }
-        match to {
-            To::Sums { sums, .. } => self.finish(a.short(), (sums.values, sums.stride)),
-            To::Results { results, .. } => {
-                let mut tile = self.sums.borrow_mut();
-                self.finish(a.short(), (&mut tile.0, PANEL));
-                // SAFETY: every processor with AMX has these instructions.
-                unsafe { results.write_sums(rows, &tile.0) };
-            }
+        if let (Some(waiting), Some(results)) = (waiting, results) {
+            self.write(waiting, results, 0..2 * ROWS);
         }
+    }
+
+    /// Writes these rows of waiting results, as far as there are any.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+    fn write(&self, waiting: Waiting, results: Block<'_>, rows: Range<usize>) {
+        let rows = rows.start.min(waiting.rows)..rows.end.min(waiting.rows);
+        let tile = &self.sums.borrow()[waiting.buffer].0;
+        results.at(waiting.row, waiting.col).write_rows(rows, tile);
     }
 
     /// The sums of `32 x 32`, or `16 x 32` if `short`, with `steps` pieces of B's panel, each made by `piece` just before it is
@@ -161,7 +195,12 @@ impl Tiles {
                 piece(step + 1, &mut pieces.0[(step + 1) % 2]);
             }
             let a = (&a[step * DEPTH..], SLICE_STRIDE);
-            self.step(short, false, a, (&pieces.0[step % 2], 2 * PANEL));
+            self.step(
+                short,
+                Streamed::Neither,
+                a,
+                (&pieces.0[step % 2], 2 * PANEL),
+            );
         }
         self.finish(short, (&mut *sums.values, sums.stride));
     }
@@ -200,7 +239,7 @@ impl Tiles {
     pub(in super::super) fn step<T>(
         &self,
         short: bool,
-        streamed: bool,
+        streamed: Streamed,
         (a, a_stride): (&[T], usize),
         (b, b_stride): (&[T], usize),
     ) {
@@ -210,26 +249,26 @@ impl Tiles {
         let (a, b) = (a.as_ptr(), b.as_ptr());
         let [a_stride, b_stride] = [a_stride, b_stride].map(|stride| stride * size_of::<T>());
         macro_rules! multiply {
-            ($load:literal, short) => {
+            ($a:literal, $b:literal, short) => {
                 asm!(
-                    concat!($load, " tmm4, [{a} + {sa}]"),
-                    "tileloadd tmm6, [{b} + {sb}]",
+                    concat!($a, " tmm4, [{a} + {sa}]"),
+                    concat!($b, " tmm6, [{b} + {sb}]"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {sb} + 64]",
+                    concat!($b, " tmm7, [{b} + {sb} + 64]"),
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     a = in(reg) a, b = in(reg) b, sa = in(reg) a_stride, sb = in(reg) b_stride,
                     out("tmm4") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
                 )
             };
-            ($load:literal) => {
+            ($a:literal, $b:literal) => {
                 asm!(
-                    concat!($load, " tmm4, [{a} + {sa}]"),
-                    "tileloadd tmm6, [{b} + {sb}]",
+                    concat!($a, " tmm4, [{a} + {sa}]"),
+                    concat!($b, " tmm6, [{b} + {sb}]"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {sb} + 64]",
+                    concat!($b, " tmm7, [{b} + {sb} + 64]"),
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    concat!($load, " tmm5, [{d} + {sa}]"),
+                    concat!($a, " tmm5, [{d} + {sa}]"),
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7",
                     a = in(reg) a, d = in(reg) a.byte_add(ROWS * a_stride), b = in(reg) b,
@@ -243,10 +282,10 @@ impl Tiles {
         // elements); rows of B are pairs of sum indices, 64 bytes for 16 columns. The assertions bound what is read.
         unsafe {
             match (short, streamed) {
-                (true, false) => multiply!("tileloadd", short),
-                (true, true) => multiply!("tileloaddt1", short),
-                (false, false) => multiply!("tileloadd"),
-                (false, true) => multiply!("tileloaddt1"),
+                (true, Streamed::Neither) => multiply!("tileloadd", "tileloadd", short),
+                (true, Streamed::A) => multiply!("tileloaddt1", "tileloadd", short),
+                (false, Streamed::Neither) => multiply!("tileloadd", "tileloadd"),
+                (false, Streamed::A) => multiply!("tileloaddt1", "tileloadd"),
             }
         }
     }
