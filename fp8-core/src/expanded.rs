@@ -5,10 +5,13 @@ use crate::kernels;
 
 /// The codes of `values` in blocks of [`EXPANDED_BLOCK`], and the amax and the curve of each block.
 ///
-/// The element `x` of a block has the code of `y = 448 (|x| / amax)^k` with the sign of `x`. Without `words`, `y` is rounded to nearest.
-/// With them, `y` is rounded up with the probability of `floor(f * 2^20) / 2^20`, where `f` says how far it is on the way from one code to
-/// the next: where this and the upper 20 bits of the word make up at least 1. `k` is 1, 2, 4 or 1/2 for the curves 0 to 3. A block that expands takes the largest one that leaves magnitudes of a sixteenth of
-/// its mean their full precision. An amax beyond the largest f32 counts as that, and NaN keeps the code of NaN.
+/// The element `x` of a block has the code of `y = 448 (|x| / amax)^k` with the sign of `x`, where `k` is 1, 2, 4 or 1/2 for the curves 0
+/// to 3. A block that expands takes the largest `k` that leaves magnitudes of a sixteenth of its mean their full precision.
+///
+/// Without `words`, `y` is rounded to nearest. With them it is rounded up at random: if `f` is how far `y` is on the way from one code to the
+/// next, where `floor(f * 2^20)` and the upper 20 bits of the word add up to at least 2^20.
+///
+/// An amax beyond the largest f32 is stored as the largest f32. NaN has the code of NaN.
 ///
 /// ```
 /// use fp8_core::{Expansion, decode_expanded, encode_expanded};
@@ -39,7 +42,7 @@ pub fn encode_expanded(
     kernels::expanded::encode(isa, values, expansion, words, (codes, amaxes, curves));
 }
 
-/// The values of codes: the inverse of [`encode_expanded`]. The amax of a block comes back exactly. A curve that there is not counts as 0.
+/// The values of codes: the inverse of [`encode_expanded`]. The amax of a block comes back exactly. An unknown curve counts as curve 0.
 ///
 /// # Panics
 /// If lengths do not fit: a value for each code, an amax and a curve for each block.

@@ -217,19 +217,18 @@ pub(crate) fn encode_block(
     (amax, curve)
 }
 
-/// Units of a fixed-point number with 20 bits after the point that counts codes of E4M3: of 2^-9 and so below the smallest normal
-/// number, and the upper bits of an f32 above it.
+/// A fixed-point number with 20 bits after the point counts codes of E4M3. Below the smallest normal number, where codes are 2^-9 apart, it is
+/// the value times this factor.
 pub(crate) const FIXED: f32 = (1u32 << 29) as f32;
-/// The smallest normal number.
+/// The smallest normal number. From there on, the fixed-point number is the bits of the f32 less [`BELOW`].
 pub(crate) const NORMAL: f32 = 1. / 64.;
-/// The bits of the f32 that has code 0 by its upper bits.
 pub(crate) const BELOW: u32 = 120 << 23;
 
 /// The code of a magnitude of at most 448, or NaN, by a random word.
 #[inline(always)]
 fn round_up_at_random(y: f32, word: u32) -> u8 {
     let fixed = match y < NORMAL {
-        // Exact but for what is cut off.
+        // The product is exact.
         true => (y * FIXED) as u32,
         false => y.to_bits().wrapping_sub(BELOW),
     };

@@ -177,7 +177,7 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
                 || each_element::<R>(formula, p, grads, &mut m),
             );
             if is_coded {
-                // Coding takes long enough for what the next piece reads.
+                // While moments are coded, what the next piece reads arrives.
                 pass.grad
                     .prefetch(first as usize + PIECE..first as usize + 2 * PIECE);
                 prefetch(&rest[..rest.len().min(PIECE)]);

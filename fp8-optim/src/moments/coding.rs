@@ -29,8 +29,8 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// Those of moment number `i` of the variable with this key: roundings look at the upper bits of a word first, and those of each moment
-    /// are others.
+    /// Those of moment number `i` of the variable with this key. Rounding looks at the upper bits of a word first, and each moment has other
+    /// bits there.
     pub(crate) fn of(key: StochasticKey, i: usize) -> Self {
         const APART: u32 = u32::BITS / MAX_MOMENTS as u32;
         let rotated = i as u32 * APART;
