@@ -122,6 +122,7 @@ impl Shares {
 
 /// The amax of a block and its curve, from the largest magnitude and the sum of magnitudes of its `len` elements.
 pub(crate) fn amax_and_curve(largest: f32, sum: f32, len: usize, expands: bool) -> (f32, Curve) {
+    // A block that has overflowed keeps the largest number.
     let amax = largest.min(f32::MAX);
     let curve = match expands {
         true => Curve::for_spread(amax * len as f32 / sum),

@@ -72,7 +72,7 @@ pub use history::{
     resize_history, update_slot,
 };
 pub use history_order::HistoryOrder;
-pub use kernels::{Isa, IsaError, IsaLevel, Levels, prefetch};
+pub use kernels::{Isa, IsaError, IsaLevel, Levels, prefetch, prefetch_line};
 pub use philox::philox4x32_10;
 pub use rows::{
     amax_rows, decode_rows, encode_rows, encode_rows_transposed, encode_rows_with_amax,

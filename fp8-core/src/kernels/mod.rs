@@ -30,7 +30,7 @@ pub(crate) mod transpose;
 mod widening;
 
 pub use isa::{Isa, IsaError, IsaLevel, Levels};
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_line};
 
 /// Elements handled together: two AVX-512 or four AVX2 vectors of f32, and the block size of MX.
 const LANES: usize = 32;

@@ -36,6 +36,24 @@ mod tests {
     use half::{bf16, f16};
 
     #[test]
+    fn random_words_are_those_of_their_elements() {
+        let key = StochasticKey {
+            seed: 5,
+            step: 2,
+            tensor: 9,
+        };
+        // Beyond a chunk, and within and at the ends of counters.
+        for first in 0..5 {
+            for len in [0, 1, 3, 4, 255, 256, 257, 600] {
+                let mut words = vec![0; len];
+                crate::random_words(key, first, &mut words);
+                let expected = (first..).map(|element| key.word(element)).take(len);
+                assert!(words.iter().copied().eq(expected), "{first} {len}");
+            }
+        }
+    }
+
+    #[test]
     fn every_instruction_set_is_the_definition() {
         let key = StochasticKey {
             seed: 5,

@@ -98,3 +98,46 @@ pub(super) fn encode(
         draw.encode(values, coding, (codes, amaxes, curves));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the docs of `Fp8Moments::stochastic` say.
+    #[test]
+    fn moments_use_other_bits_of_one_draw() {
+        let key = StochasticKey {
+            seed: 3,
+            step: 7,
+            tensor: 5,
+        };
+        let len = 3 * DRAWN + 57;
+        let values: Vec<f32> = (0..len).map(|i| 1. + (i % 97) as f32 / 97.).collect();
+        let mut words = vec![0; len];
+        random_words(key, 0, &mut words);
+        let blocks = len.div_ceil(BLOCK);
+        let coded = |i: usize| {
+            let coding = Coding {
+                random: Some(Random::of(key, i)),
+                ..Coding::default()
+            };
+            let (mut codes, mut amaxes, mut curves) =
+                (vec![0; len], vec![0.; blocks], vec![0; blocks]);
+            encode(&values, coding, (&mut codes, &mut amaxes, &mut curves));
+            codes
+        };
+        for i in 0..MAX_MOMENTS {
+            let random = RandomWords {
+                words: &words,
+                rotated: 10 * i as u32,
+            };
+            let (mut codes, mut amaxes, mut curves) =
+                (vec![0; len], vec![0.; blocks], vec![0; blocks]);
+            let outs = (&mut codes[..], &mut amaxes[..], &mut curves[..]);
+            encode_expanded(&values, Expansion::default(), Some(random), outs);
+            assert_eq!(coded(i), codes, "{i}");
+        }
+        assert_ne!(coded(0), coded(1));
+        assert_ne!(coded(1), coded(2));
+    }
+}

@@ -4,7 +4,7 @@
 //! sum. So all products have to divide a sum into the same 16 steps ([`Units::TOGETHER`](super::units::Units::TOGETHER)); steps of zeros
 //! change nothing.
 
-use super::super::gemm::{Streamed, Tiles, transpose_16};
+use super::super::gemm::{Tiles, transpose_16};
 use super::layout::{PANEL, Panel, Rows, Sums};
 use std::arch::x86_64::*;
 
@@ -160,11 +160,11 @@ impl Product<'_> {
         tiles.start(self.short, accumulate.then_some((&*values, stride)));
         for step in 0..self.whole_steps {
             let (a, b) = (&a[step * DEPTH..], &b[step * DEPTH * b_stride..]);
-            tiles.step(self.short, Streamed::Neither, (a, a_stride), (b, b_stride));
+            tiles.step(self.short, false, (a, a_stride), (b, b_stride));
         }
         if let Some(last) = self.last {
             let a = &a[self.whole_steps * DEPTH..];
-            tiles.step(self.short, Streamed::Neither, (a, a_stride), (last, PANEL));
+            tiles.step(self.short, false, (a, a_stride), (last, PANEL));
         }
         tiles.finish(self.short, (values, stride));
     }

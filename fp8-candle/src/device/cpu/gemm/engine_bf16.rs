@@ -9,7 +9,7 @@ use super::pack_bf16::{self, Source};
 use super::prefetch::Ahead;
 use super::results::Block;
 use super::source_bf16::Bits;
-use super::tile_amx::{self, Streamed, Tiles};
+use super::tile_amx::{self, Tiles};
 use super::tile_bf16::{self, Columns, Rows, To};
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
@@ -224,10 +224,7 @@ impl Engine for Bf16Engine {
                     Panel::Values(values) => values,
                     Panel::Packed(_) => &[],
                 },
-                streamed: match rows > 2 * ROWS {
-                    true => Streamed::A,
-                    false => Streamed::Neither,
-                },
+                streamed: rows > 2 * ROWS,
             };
             let sums = &mut Sums { values, stride };
             // SAFETY: every processor with AMX has these instructions.

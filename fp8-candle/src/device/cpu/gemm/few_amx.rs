@@ -255,7 +255,7 @@ mod tests {
                             rows: ROWS,
                             panels: 1,
                             panel: |_| &values[..],
-                            streamed: tile_amx::Streamed::Neither,
+                            streamed: false,
                         };
                         let mode = Mode {
                             accumulate,

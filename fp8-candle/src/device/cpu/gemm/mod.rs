@@ -105,12 +105,7 @@ use {engine_f32::F32Engine, kernel::Engine, pack_neon as pack_f32, tile_neon::Ne
 pub(super) use epilogue::Epilogue;
 pub(super) use layout::{Order, pack_codes, unpack_codes};
 #[cfg(target_arch = "x86_64")]
-pub(super) use {
-    engine_f32::tiles,
-    pack_bf16::transpose_16,
-    tile_amx::{Streamed, Tiles},
-    tile_bf16::as_bf16,
-};
+pub(super) use {engine_f32::tiles, pack_bf16::transpose_16, tile_amx::Tiles, tile_bf16::as_bf16};
 
 /// Evaluates `$body` with the fastest `$engine` for `$isa`; None if there is none.
 #[cfg(target_arch = "x86_64")]

@@ -11,13 +11,6 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Which values are read past the first-level cache: those that are used once before they leave it.
-#[derive(Clone, Copy, PartialEq)]
-pub(in super::super) enum Streamed {
-    Neither,
-    A,
-}
-
 /// Rows packed as A by panels packed as B.
 pub(super) struct Factors<'a, P> {
     /// From the first slice of the sum on.
@@ -26,7 +19,8 @@ pub(super) struct Factors<'a, P> {
     pub(super) panels: usize,
     /// A panel by its number, whose length, a multiple of 32, is that of the sum.
     pub(super) panel: P,
-    pub(super) streamed: Streamed,
+    /// Whether to read A past the first-level cache, so that a panel stays there: if it is used for several tiles.
+    pub(super) streamed: bool,
 }
 
 /// Sums of a tile that wait in a buffer of their [`Tiles`] to become results. They are written while the tiles sum the next ones: at once,
@@ -195,12 +189,7 @@ impl Tiles {
                 piece(step + 1, &mut pieces.0[(step + 1) % 2]);
             }
             let a = (&a[step * DEPTH..], SLICE_STRIDE);
-            self.step(
-                short,
-                Streamed::Neither,
-                a,
-                (&pieces.0[step % 2], 2 * PANEL),
-            );
+            self.step(short, false, a, (&pieces.0[step % 2], 2 * PANEL));
         }
         self.finish(short, (&mut *sums.values, sums.stride));
     }
@@ -234,12 +223,12 @@ impl Tiles {
     }
 
     /// [`DEPTH`] indices of the sum, from rows of A and of B, each of 64 and 128 bytes, with their distances in elements: 16 or 32 rows,
-    /// and 16 pairs of indices. `streamed`: see [`Rows`].
+    /// and 16 pairs of indices. `streamed`: see [`Factors`].
     #[inline]
     pub(in super::super) fn step<T>(
         &self,
         short: bool,
-        streamed: Streamed,
+        streamed: bool,
         (a, a_stride): (&[T], usize),
         (b, b_stride): (&[T], usize),
     ) {
@@ -282,10 +271,10 @@ impl Tiles {
         // elements); rows of B are pairs of sum indices, 64 bytes for 16 columns. The assertions bound what is read.
         unsafe {
             match (short, streamed) {
-                (true, Streamed::Neither) => multiply!("tileloadd", "tileloadd", short),
-                (true, Streamed::A) => multiply!("tileloaddt1", "tileloadd", short),
-                (false, Streamed::Neither) => multiply!("tileloadd", "tileloadd"),
-                (false, Streamed::A) => multiply!("tileloaddt1", "tileloadd"),
+                (true, false) => multiply!("tileloadd", "tileloadd", short),
+                (true, true) => multiply!("tileloaddt1", "tileloadd", short),
+                (false, false) => multiply!("tileloadd", "tileloadd"),
+                (false, true) => multiply!("tileloaddt1", "tileloadd"),
             }
         }
     }
