@@ -208,11 +208,16 @@ fn for_each_piece(grid: &ScaleGrid, run: Range<usize>, mut work: impl FnMut(Piec
     }
     let elements =
         |rows: Range<usize>| (rows.start - run.start) * cols..(rows.end - run.start) * cols;
-    if scale_cols == 1 && grid.block_rows() == 1 {
+    // Scales of a single row whose blocks are all of one length: rows follow each other as blocks do.
+    let block_cols = grid.block_cols().min(cols);
+    if grid.block_rows() == 1
+        && cols.is_multiple_of(block_cols)
+        && (scale_cols == 1 || block_cols > 1)
+    {
         work(Piece {
             elements: elements(run.clone()),
-            scales: run.clone(),
-            layout: Layout::Segments(cols),
+            scales: run.start * scale_cols..run.end * scale_cols,
+            layout: Layout::Segments(block_cols),
         });
         return;
     }

@@ -6,23 +6,33 @@ use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::cast::quantizer::{Encoded, Quantizer};
 use crate::cast::replay::Replay;
+use crate::cast::saved::{group_grid, made_beside};
 use crate::cast::state::Scales;
-use crate::cast::tensor::Quantized;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{for_dtype, with_slices};
-use crate::device::{Codes, MadeRows, Stored, backend, encode_rows, made_casts};
+use crate::device::{
+    Beside, Codes, GroupCodes, Groups, MadeRows, Plain, Stored, backend, encode_rows, made_casts,
+};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
 
+/// The result of [`Quantizer::quantize_rows`].
+pub(crate) struct QuantizedRows {
+    pub(crate) quantized: Quantized,
+    pub(crate) sums: Option<Tensor>,
+    pub(crate) groups: Option<GroupCodes>,
+}
+
 impl Quantizer {
-    /// [`Quantizer::quantize`] for a product over the columns, of a tensor of shape `dims` on the CPU whose rows `made` gives; with
-    /// `sum_rows` also the sums over its rows, in that dtype. None if one pass is not enough: if the scale depends on the tensor
+    /// [`Quantizer::quantize`] for a product over the columns, of a tensor of shape `dims` on the CPU whose rows `made` gives, and
+    /// what is asked for beside it. None if one pass is not enough: if the scale depends on the tensor
     /// or there are several, if rounding is stochastic, or if a hook needs the tensor.
-    pub(crate) fn quantize_rows<T: HighPrecision>(
+    pub(crate) fn quantize_rows<T: HighPrecision + Plain>(
         &self,
         dims: &[usize],
-        sum_rows: Option<DType>,
+        beside: Beside<'_, T>,
         made: &impl MadeRows<T>,
-    ) -> Result<Option<(Quantized, Option<Tensor>)>> {
+    ) -> Result<Option<QuantizedRows>> {
         let Some((quantizer, scales)) = self.one_pass()? else {
             return Ok(None);
         };
@@ -30,7 +40,7 @@ impl Quantizer {
         let (rows, cols) = matrix_dims(dims);
         let grid = ScaleGrid::tensorwise(rows, cols);
         let cast = quantizer.spec.cast;
-        let result = encode_rows(&grid, &scales.0, &cast, sum_rows, made)?;
+        let result = encode_rows(&grid, &scales.0, &cast, beside, made)?;
         let amax = match quantizer.observers.training_recorder() {
             Some(_) => Some(Tensor::from_slice(&[result.amax], 1, &Device::Cpu)?),
             None => None,
@@ -44,8 +54,34 @@ impl Quantizer {
             amax,
             cast,
         };
-        let quantized = quantizer.finish(encoded, dims, Contraction::Cols)?;
-        Ok(Some((quantized, result.sums)))
+        Ok(Some(QuantizedRows {
+            quantized: quantizer.finish(encoded, dims, Contraction::Cols)?,
+            sums: result.sums,
+            groups: result.groups,
+        }))
+    }
+
+    /// [`Quantizer::quantize_rows`], and [`group_codes`] of what the rows are made from, values of these sizes, in groups of `keep`
+    /// features.
+    pub(crate) fn quantize_and_keep<T: HighPrecision + Plain>(
+        &self,
+        dims: &[usize],
+        made: &impl MadeRows<T>,
+        (x, x_dims): (&[T], &[usize]),
+        keep: Option<usize>,
+    ) -> Result<Option<(Quantized, Option<Fp8Tensor>)>> {
+        let grid = keep.map(|size| group_grid(x_dims, size));
+        let groups = grid.as_ref().map(|grid| Groups { x, grid });
+        let beside = Beside {
+            sum_rows: None,
+            groups,
+        };
+        let Some(cast) = self.quantize_rows(dims, beside, made)? else {
+            return Ok(None);
+        };
+        let kept = keep.zip(cast.groups);
+        let kept = kept.map(|(size, codes)| made_beside(codes, x_dims, size));
+        Ok(Some((cast.quantized, kept.transpose()?)))
     }
 
     /// [`Quantizer::quantize_for`] over the columns of a matrix that a device computes as it casts it. None where
@@ -65,7 +101,9 @@ impl Quantizer {
         if let (Made::Stored(x), true) = (made, made.like().device().is_cpu()) {
             return for_dtype!("quantize", "the tensor", x.dtype(), T => {
                 with_slices([x], |[values]: [&[T]; 1]| {
-                    self.quantize_rows(x.dims(), sum_rows, &Stored(values))
+                    let beside = Beside { sum_rows, groups: None };
+                    let cast = self.quantize_rows(x.dims(), beside, &Stored(values))?;
+                    Ok(cast.map(|cast| (cast.quantized, cast.sums)))
                 })?
             });
         }
@@ -110,6 +148,7 @@ impl Quantizer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cast::saved::{Saved, bytes_of_groups, group_codes};
     use crate::cast::spec::{CastHook, FirstScale, ScaleSource};
     use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
     use crate::ops::{Activation, norm::Norm};
@@ -151,7 +190,7 @@ mod tests {
                 let x = wave(&dims, dtype)?;
                 let gain = wave(&dims[dims.len() - 1..], dtype)?;
                 let bias = (&gain * 0.3)?;
-                for case in 0..4 {
+                for (case, keep) in (0..4).flat_map(|case| [(case, None), (case, Some(48))]) {
                     let (quantizer, slot) = delayed()?;
                     let step = StepCells::new(slot.table())?;
                     let counter = Arc::new(AtomicU64::new(0));
@@ -170,18 +209,29 @@ mod tests {
                                 eps: 1e-5,
                             };
                             (
-                                norm.cast_rows(&x, &gain, shift, (&quantizer, false))?,
+                                norm.cast_rows(&x, &gain, shift, (&quantizer, false), keep)?,
                                 norm.detached(&x, &gain, shift)?,
                             )
                         }
                         _ => (
-                            activation.cast_rows(&x, &quantizer, false)?,
+                            activation.cast_rows(&x, (&quantizer, false), keep)?,
                             activation.apply(&x)?,
                         ),
                     };
-                    let (Some(got), at) = (got, format!("{dtype:?} {dims:?} {case}")) else {
+                    let at = format!("{dtype:?} {dims:?} {case} {keep:?}");
+                    let Some((got, kept)) = got else {
                         panic!("not cast");
                     };
+                    assert_eq!(kept.is_some(), keep.is_some());
+                    if let (Some(kept), Some(size)) = (kept, keep) {
+                        let alone = group_codes(&x, size)?;
+                        let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<u8>();
+                        assert_eq!(flat(kept.codes())?, flat(alone.codes())?, "{at}");
+                        let [ours, theirs] = [&kept, &alone].map(Fp8Tensor::dequant_scale);
+                        assert_eq!(ours.to_vec2::<f32>()?, theirs.to_vec2::<f32>()?, "{at}");
+                        assert_eq!(kept.dims(), alone.dims());
+                        assert_eq!(kept.size_in_bytes(), bytes_of_groups(x.dims(), size));
+                    }
                     let recorded = step.recorded()?.amax.to_vec1::<f32>()?;
                     assert_eq!(counter.load(Ordering::Relaxed), 1);
                     let expected = quantizer.quantize(&y, Contraction::Cols)?;
@@ -205,7 +255,11 @@ mod tests {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             for dims in [vec![3, 8], vec![2, 70, 128], vec![900, 96], vec![2, 10_000]] {
                 let x = wave(&dims, dtype)?;
-                for activation in [None, Some(Activation::Gelu), Some(Activation::SwiGlu)] {
+                let activations = [None, Some(Activation::Gelu), Some(Activation::SwiGlu)];
+                for (activation, keep) in activations
+                    .into_iter()
+                    .flat_map(|activation| [(activation, None), (activation, Some(48))])
+                {
                     let (quantizer, slot) = delayed()?;
                     let step = StepCells::new(slot.table())?;
                     let quantizer = quantizer.with_recorder(AmaxRecorder::new(step, 0, true));
@@ -218,9 +272,15 @@ mod tests {
                         Some(activation) => {
                             let grad = wave(&activation.result_dims(&dims), dtype)?;
                             let (cast, sum) = ((&quantizer, true), Some(DType::F32));
+                            let saved = match keep {
+                                None => Saved::Exact(x.clone()),
+                                Some(size) => {
+                                    Saved::Codes(group_codes(&x, size)?, dims.clone(), dtype)
+                                }
+                            };
                             (
-                                activation.cast_gradient(&x, &grad, cast, sum)?,
-                                activation.backward(&x, &grad)?,
+                                activation.cast_gradient(&saved, &grad, cast, sum)?,
+                                activation.backward(&saved.get()?, &grad)?,
                             )
                         }
                     };
@@ -268,7 +328,11 @@ mod tests {
             }
         };
         let casts = |quantizer: &Quantizer| -> Result<bool> {
-            Ok(quantizer.quantize_rows(&[3, 4], None, &fill)?.is_some())
+            let alone = Beside {
+                sum_rows: None,
+                groups: None,
+            };
+            Ok(quantizer.quantize_rows(&[3, 4], alone, &fill)?.is_some())
         };
         let with = |source| known.clone().with_source(source);
         assert!(casts(&known)? && casts(&with(first(FirstScale::One)))?);

@@ -5,6 +5,7 @@ pub(crate) mod packed;
 mod part;
 pub(crate) mod quantizer;
 pub(crate) mod replay;
+pub(crate) mod saved;
 pub(crate) mod scaled_mm;
 pub(crate) mod shards;
 pub(crate) mod sharing;

@@ -15,7 +15,9 @@ pub use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 pub(crate) use add::{add, add_into};
 pub use backend::{AmaxCells, Backend};
 pub(crate) use backend::{FusedAttention, MadeCasts, multiply_values};
-pub(crate) use cpu::{MadeRows, Stored, encode_rows, filled};
+pub(crate) use cpu::{
+    Beside, CodedRows, GroupCodes, Groups, MadeRows, Plain, Stored, encode_rows, filled,
+};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
 #[cfg(feature = "cuda")]

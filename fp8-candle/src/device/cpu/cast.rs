@@ -1,7 +1,7 @@
 //! Casts and amaxes over threads: a matrix is split at whole rows, and `fp8-core` gives the same bits for every
 //! split.
 
-use super::fill::{filled, zeros};
+use super::fill::zeros;
 use super::pages;
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
@@ -11,15 +11,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
 const TASK: usize = 1 << 15;
 
-/// Elements that are measured and cast at a time: they stay in the core's own cache.
+/// Elements that are measured and cast, or written, at a time: they stay in the core's own cache.
 const PIECE: usize = 1 << 12;
 
 /// Amaxes of many scales are found in at most this many runs of rows.
 const RUNS: usize = 32;
 
-/// Elements of the whole rows that make one task.
-pub(super) fn task_len(cols: usize) -> usize {
-    cols.max(1) * (TASK / cols.max(1)).max(1)
+/// Elements of a task, a multiple of `unit`: of a row, or of the rows of a block.
+pub(super) fn task_len(unit: usize) -> usize {
+    unit.max(1) * (TASK / unit.max(1)).max(1)
+}
+
+/// Elements that are cast at a time, a multiple of `unit`.
+fn piece_len(unit: usize) -> usize {
+    unit.max(1) * (PIECE / unit.max(1)).max(1)
 }
 
 /// The larger of two amaxes. The bits of magnitudes have the order of their values, with NaN on top.
@@ -69,10 +74,9 @@ pub(super) fn encode<T: HighPrecision>(
     cast: &Cast,
     measure: bool,
 ) -> (Vec<u8>, f32) {
-    let len = task_len(grid.cols());
     let amax = AtomicU32::new(0);
-    let codes = mapped(src, len, |index, src, codes| {
-        let row = index * len / grid.cols();
+    let codes = mapped(src, grid.cols(), |start, src, codes| {
+        let row = start / grid.cols();
         if measure {
             let part = fp8_core::encode_rows_with_amax(cast, src, row, grid, quant_scales, codes);
             amax.fetch_max(part.to_bits(), Ordering::Relaxed);
@@ -104,22 +108,18 @@ pub(super) fn encode_current<T: HighPrecision>(
 ) -> Encoded {
     let cols = grid.cols().max(1);
     let rows = cols * grid.block_rows();
-    let (piece, task) = (rows * (PIECE / rows).max(1), rows * (TASK / rows).max(1));
     let [mut amaxes, mut quant_scales, mut dequant_scales] =
         [(); 3].map(|()| vec![0f32; grid.len()]);
     let all = [&mut amaxes, &mut quant_scales, &mut dequant_scales].map(|x| Shared::new(x));
-    let (codes, _) = filled(0u8, src.len(), task, |start, codes| {
-        let src = &src[start..start + codes.len()];
-        for (index, (src, codes)) in src.chunks(piece).zip(codes.chunks_mut(piece)).enumerate() {
-            let first = (start + index * piece) / rows * grid.scale_cols();
-            let grid = grid.of_rows(src.len() / cols);
-            // SAFETY: each piece has its own blocks, hence its own scales.
-            let [amaxes, quant_scales, dequant_scales] =
-                all.map(|all| unsafe { all.part(first..first + grid.len()) });
-            fp8_core::amax_rows(src, 0, &grid, amaxes);
-            scale(amaxes, quant_scales, dequant_scales);
-            fp8_core::encode_rows(cast, src, 0, &grid, quant_scales, codes);
-        }
+    let codes = mapped(src, rows, |start, src, codes| {
+        let first = start / rows * grid.scale_cols();
+        let grid = grid.of_rows(src.len() / cols);
+        // SAFETY: each call has its own blocks, hence its own scales.
+        let [amaxes, quant_scales, dequant_scales] =
+            all.map(|all| unsafe { all.part(first..first + grid.len()) });
+        fp8_core::amax_rows(src, 0, &grid, amaxes);
+        scale(amaxes, quant_scales, dequant_scales);
+        fp8_core::encode_rows(cast, src, 0, &grid, quant_scales, codes);
     });
     Encoded {
         codes,
@@ -129,16 +129,21 @@ pub(super) fn encode_current<T: HighPrecision>(
     }
 }
 
-/// As many elements as `src` has, written by tasks of `len` elements.
+/// As many elements as `src` has. `write(start, src, values)` writes some of them, a multiple of `unit`, while their zeros are still in
+/// the core's own cache.
 fn mapped<A: Sync, B: Copy + Default + Send>(
     src: &[A],
-    len: usize,
-    task: impl Fn(usize, &[A], &mut [B]) + Sync,
+    unit: usize,
+    write: impl Fn(usize, &[A], &mut [B]) + Sync,
 ) -> Vec<B> {
     let mut values = pages::vec_for(src.len());
     let room = &mut values.spare_capacity_mut()[..src.len()];
-    tasks::for_each_chunk(src, room, len, |index, src, room| {
-        task(index, src, zeros(B::default(), room));
+    let (task, piece) = (task_len(unit), piece_len(unit));
+    tasks::for_each_chunk(src, room, task, |index, src, room| {
+        let pieces = src.chunks(piece).zip(room.chunks_mut(piece));
+        for (at, (src, room)) in pieces.enumerate() {
+            write(index * task + at * piece, src, zeros(B::default(), room));
+        }
     });
     // SAFETY: the tasks have written every element.
     unsafe { values.set_len(src.len()) };
@@ -152,9 +157,8 @@ pub(super) fn decode<T: HighPrecision>(
     grid: &ScaleGrid,
     dequant_scales: &[f32],
 ) -> Vec<T> {
-    let len = task_len(grid.cols());
-    mapped(codes, len, |index, codes, values| {
-        let row = index * len / grid.cols();
+    mapped(codes, grid.cols(), |start, codes, values| {
+        let row = start / grid.cols();
         fp8_core::decode_rows(format, codes, row, grid, dequant_scales, values);
     })
 }

@@ -1,6 +1,6 @@
 //! Between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
-use super::scratch::Scratch;
+use super::scratch::{Plain, Scratch};
 use crate::base::check::check_dtype;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
@@ -12,7 +12,7 @@ use fp8_core::HighPrecision;
 use half::{bf16, f16};
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
-pub(crate) trait Element: WithDType + HighPrecision + NoUninit {
+pub(crate) trait Element: WithDType + HighPrecision + NoUninit + Plain {
     type Real: Real + WithDType;
 
     /// The values of `src`, in `buffer` if they have to be widened.
@@ -209,7 +209,7 @@ pub(super) fn with_slice<T: WithDType, Out>(
 }
 
 /// [`with_slice`] of f32 scales.
-pub(super) fn with_scales<Out>(
+pub(crate) fn with_scales<Out>(
     op: &'static str,
     scales: &Tensor,
     f: impl FnOnce(&[f32]) -> Result<Out>,
@@ -218,7 +218,7 @@ pub(super) fn with_scales<Out>(
 }
 
 /// [`with_slice`] of U8 codes.
-pub(super) fn with_codes<Out>(
+pub(crate) fn with_codes<Out>(
     op: &'static str,
     codes: &Tensor,
     f: impl FnOnce(&[u8]) -> Result<Out>,

@@ -6,10 +6,13 @@ mod dots;
 pub(crate) mod elements;
 mod fill;
 mod gemm;
+mod groups;
 mod hash;
 pub(crate) mod linear;
 mod made;
 mod pages;
+mod rows;
+mod scales;
 mod scratch;
 mod state;
 mod sums;
@@ -17,7 +20,10 @@ mod unfold;
 
 pub(crate) use attention::{CpuAttention, cached as cached_attention};
 pub(crate) use fill::filled;
-pub(crate) use made::{MadeRows, Stored, encode_rows};
+pub(crate) use groups::{GroupCodes, Groups};
+pub(crate) use made::{Beside, encode_rows};
+pub(crate) use rows::{CodedRows, MadeRows, Stored};
+pub(crate) use scratch::Plain;
 
 use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
@@ -26,12 +32,12 @@ use crate::base::data::matrix_dims;
 use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::base::simd::simd;
 use candle_core::{DType, Device, Storage, Tensor};
 use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slices};
 use float8::F8E4M3;
 use fp8_core::{Cast, Contraction, Format, Isa, Rounding, ScaleGrid};
 pub(crate) use gemm::multiplies_bf16;
+use scales::{quant_scales, reciprocals};
 
 /// FP8 on the host.
 pub(crate) struct CpuBackend;
@@ -288,57 +294,6 @@ impl CpuBackend {
             transposed,
         })
     }
-}
-
-/// The quant_scale of each amax.
-fn quant_scales(
-    amaxes: &[f32],
-    format: Format,
-    policy: ScalePolicy,
-    power_of_two: bool,
-    scales: &mut [f32],
-) {
-    match policy {
-        ScalePolicy::Dynamic => each(amaxes, scales, move |amax| {
-            fp8_core::dynamic_quant_scale(amax, format)
-        }),
-        ScalePolicy::Inference => each(amaxes, scales, move |amax| {
-            fp8_core::inference_quant_scale(amax, format)
-        }),
-        ScalePolicy::Mx => each(
-            amaxes,
-            scales,
-            #[inline(always)]
-            move |amax| {
-                let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
-                dequant_scale.reciprocal().to_f32()
-            },
-        ),
-        ScalePolicy::Current { eps } => each(amaxes, scales, move |amax| {
-            fp8_core::current_quant_scale(amax, format, eps)
-        }),
-    }
-    if power_of_two {
-        for scale in scales {
-            *scale = fp8_core::floor_to_power_of_two(*scale);
-        }
-    }
-}
-
-/// `to = f(from)`, for each element.
-fn each(from: &[f32], to: &mut [f32], f: impl Fn(f32) -> f32) {
-    simd(
-        #[inline(always)]
-        move || {
-            for (to, &from) in to.iter_mut().zip(from) {
-                *to = f(from);
-            }
-        },
-    );
-}
-
-fn reciprocals(scales: &[f32], inverse: &mut [f32]) {
-    each(scales, inverse, fp8_core::reciprocal);
 }
 
 fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(&[f32], &mut [f32])) -> Result<Tensor> {

@@ -1,6 +1,7 @@
 //! Buffers that products reuse: new memory would cost a page fault for every 4 KiB.
 
 use crate::base::sync::lock;
+use half::{bf16, f16};
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard};
@@ -21,8 +22,10 @@ const KEPT: usize = 8 << 20;
 const KEPT_FOR_ALL: usize = 128 << 20;
 
 /// A type for which any bytes are a valid value.
-pub(super) trait Plain: Copy {}
+pub(crate) trait Plain: Copy {}
 impl Plain for u16 {}
+impl Plain for bf16 {}
+impl Plain for f16 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 
@@ -60,14 +63,14 @@ impl Pool {
 }
 
 /// Elements aligned to a cache line, with arbitrary values; returned to a pool when dropped.
-pub(super) struct Scratch<T> {
+pub(crate) struct Scratch<T> {
     lines: Vec<Line>,
     len: usize,
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Plain> Scratch<T> {
-    pub(super) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         let needed = (len * size_of::<T>()).div_ceil(LINE);
         let mut lines = if needed * LINE >= LARGE {
             shared().take(needed)

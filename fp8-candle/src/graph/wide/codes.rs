@@ -1,23 +1,66 @@
 //! Values that a node keeps in FP8: E4M3 codes, with a scale for each group of neighbouring features.
 //!
-//! The operation that asks first triggers the cast, and every other reader of the value, or of a view of it, shares the codes. A
-//! backward pass decodes them when an operation reads the value, and forgets the decoded values once the operation that asked
-//! first, and so reads last, has read them.
+//! The operation that asks first triggers the cast, and every other reader of the value, or of a view of it, shares the codes. Where that
+//! operation reads the value row by row, it makes the codes beside its own work. A backward pass decodes them when an operation reads the
+//! value, and forgets the decoded values once the operation that asked first, and so reads last, has read them.
 
-use super::memos::Memos;
-use crate::base::error::Result;
-use crate::cast::quantizer::Quantizer;
+use super::memos::{Memos, new_key};
+use crate::base::error::{Result, internal};
+use crate::base::sync::lock;
+use crate::cast::saved::{Saved, group_codes};
 use crate::cast::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
-use fp8_core::{Contraction, Format, Granularity};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The codes of a value and of its views, once an operation has asked for them.
 pub(crate) type Place = Arc<OnceLock<Arc<Codes>>>;
 
+/// The codes of a value.
 pub(crate) struct Codes {
     pub(super) key: usize,
-    pub(super) codes: Fp8Tensor,
+    /// The features of a group.
+    size: usize,
+    /// The value, until it has been cast.
+    waiting: Mutex<Option<Tensor>>,
+    made: OnceLock<Fp8Tensor>,
+}
+
+impl Codes {
+    /// The codes of `x` in groups of `size` features or what is left of a row, to be made.
+    pub(super) fn of(x: &Tensor, size: usize) -> Self {
+        Self {
+            key: new_key(),
+            size,
+            waiting: Mutex::new(Some(x.clone())),
+            made: OnceLock::new(),
+        }
+    }
+
+    /// The codes, which the first call makes unless an operation has.
+    pub(crate) fn get(&self) -> Result<&Fp8Tensor> {
+        let mut waiting = lock(&self.waiting);
+        if let Some(x) = &*waiting {
+            let codes = group_codes(x, self.size)?;
+            self.made.get_or_init(|| codes);
+            *waiting = None;
+        }
+        drop(waiting);
+        match self.made.get() {
+            Some(codes) => Ok(codes),
+            None => internal!("a value without codes"),
+        }
+    }
+
+    /// The features of a group, if the codes are still to be made.
+    pub(crate) fn wanted(&self) -> Option<usize> {
+        lock(&self.waiting).as_ref().map(|_| self.size)
+    }
+
+    /// Takes the codes that an operation has made.
+    pub(crate) fn fill(&self, codes: Fp8Tensor) {
+        self.made.get_or_init(|| codes);
+        *lock(&self.waiting) = None;
+    }
 }
 
 /// A value, or a view of it, in codes.
@@ -31,21 +74,21 @@ pub(crate) struct Coded {
 impl Coded {
     /// The values that the codes stand for.
     pub(super) fn get(&self, memos: &mut Memos) -> Result<Tensor> {
-        let Codes { key, codes } = &*self.codes;
-        let decoded = memos.of(*key, |_| codes.dequantize(self.dtype))?;
+        let decoded = memos.of(self.codes.key, |_| self.codes.get()?.dequantize(self.dtype))?;
         match decoded.dims() == self.dims {
             true => Ok(decoded),
             false => Ok(decoded.reshape(self.dims.as_slice())?),
         }
     }
-}
 
-/// The codes of `x`, whose groups are `size` features or what is left of a row.
-pub(crate) fn encode(x: &Tensor, size: usize) -> Result<Fp8Tensor> {
-    let granularity = Granularity::Blockwise {
-        rows: 1,
-        cols: size,
-    };
-    let cast = Quantizer::dynamic(Format::E4M3, granularity);
-    Ok(cast.quantize(x, Contraction::Cols)?.tensor)
+    /// Whether the rows of this view are those of the codes.
+    pub(super) fn has_own_rows(&self) -> Result<bool> {
+        Ok(self.codes.get()?.dims().last() == self.dims.last())
+    }
+
+    /// The codes, for a reader that decodes them itself.
+    pub(super) fn saved(&self) -> Result<Saved> {
+        let codes = self.codes.get()?.clone();
+        Ok(Saved::Codes(codes, self.dims.clone(), self.dtype))
+    }
 }

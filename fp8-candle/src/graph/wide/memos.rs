@@ -30,6 +30,11 @@ impl Memos {
         Ok(tensor)
     }
 
+    /// Whether the value of this key is there.
+    pub(super) fn holds(&self, key: usize) -> bool {
+        self.0.contains_key(&key)
+    }
+
     /// Forgets a value that no operation before this one asks for.
     pub(crate) fn forget(&mut self, memo: Option<usize>) {
         if let Some(key) = memo {

@@ -28,7 +28,7 @@
 //! # Ok::<(), fp8_candle::Error>(())
 //! ```
 
-mod codes;
+pub(crate) mod codes;
 pub(crate) mod kept;
 pub(crate) mod memos;
 mod opaque;
@@ -45,7 +45,7 @@ pub use recompute::recompute;
 use crate::base::error::Result;
 use crate::graph::{Ready, attach_all};
 use candle_core::{DType, Device, Tensor, TensorId};
-use codes::Place;
+use codes::{Codes, Place};
 use kept::Kept;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,6 +68,8 @@ pub struct WideNode {
     pub(crate) recomputes: bool,
     /// The features of a group, if values are kept in FP8.
     groups: Option<usize>,
+    /// The codes of values, some of which an operation may still have to make.
+    coded: Vec<Arc<Codes>>,
     bytes_in_fp8: usize,
 }
 
@@ -222,8 +224,11 @@ impl WideNode {
     /// `result` as a tensor of candle's graph.
     ///
     /// # Errors
-    /// If candle refuses the node.
+    /// If a value cannot be cast, or candle refuses the node.
     pub fn finish(self, result: Wide) -> Result<Tensor> {
+        for codes in &self.coded {
+            codes.get()?;
+        }
         let Some(id) = result.id else {
             return Ok(result.value.get()?.clone());
         };

@@ -1,12 +1,12 @@
 //! What the backward passes of operations read of their arguments: the values themselves, or codes of them.
 
-use super::codes::{Coded, Codes, encode};
+use super::codes::{Coded, Codes};
 use super::kept::Kept;
-use super::memos::{Memos, new_key};
+use super::memos::Memos;
 use super::{Wide, WideNode};
 use crate::base::error::Result;
-use crate::cast::tensor::Fp8Tensor;
-use candle_core::{DType, Tensor};
+use crate::cast::saved::{Saved, bytes_of_groups, group_codes};
+use candle_core::Tensor;
 use std::sync::Arc;
 
 /// What the backward pass of an operation reads of one of its arguments.
@@ -38,6 +38,17 @@ impl Reader {
         Ok(value)
     }
 
+    /// [`Reader::finish`] by an operation that can decode codes itself: they come as they are, unless they have been decoded for
+    /// another reader or one will follow.
+    pub(crate) fn finish_saved(&self, memos: &mut Memos) -> Result<Saved> {
+        match (&self.kept, self.last) {
+            (Kept::Codes(coded), Some(key)) if !memos.holds(key) && coded.has_own_rows()? => {
+                coded.saved()
+            }
+            _ => Ok(Saved::Exact(self.finish(memos)?)),
+        }
+    }
+
     /// Forgets the value if the operation, which has read it, was the last to do so.
     pub(crate) fn done(&self, memos: &mut Memos) {
         memos.forget(self.last);
@@ -52,57 +63,37 @@ impl Reader {
     }
 }
 
-/// q, k or v, as the backward pass of attention reads it.
-pub(crate) enum Head {
-    Exact(Tensor),
-    /// With sizes and dtype.
-    Codes(Fp8Tensor, Vec<usize>, DType),
-}
-
-impl Head {
-    pub(crate) fn rounds(&self) -> bool {
-        matches!(self, Self::Codes(..))
-    }
-
-    pub(crate) fn get(&self) -> Result<Tensor> {
-        match self {
-            Self::Exact(x) => Ok(x.clone()),
-            Self::Codes(codes, dims, dtype) => {
-                Ok(codes.dequantize(*dtype)?.reshape(dims.as_slice())?)
-            }
-        }
-    }
-}
-
 impl WideNode {
     /// What the backward pass reads in place of `x`.
     pub(crate) fn keep(&mut self, x: &Wide) -> Result<Reader> {
+        let (reader, codes) = self.keep_beside(x)?;
+        if let Some(codes) = codes {
+            codes.get()?;
+        }
+        Ok(reader)
+    }
+
+    /// [`WideNode::keep`] by an operation that may cast `x` beside its own work: the codes, if it is the first that asks for them.
+    pub(crate) fn keep_beside(&mut self, x: &Wide) -> Result<(Reader, Option<Arc<Codes>>)> {
         let size = match (self.groups, &x.kept) {
             (Some(size), Kept::Tensor(_) | Kept::Value(_)) => size,
-            _ => return Ok(Reader::of(x)),
+            _ => return Ok((Reader::of(x), None)),
         };
         let value = x.value.get()?;
-        let (codes, is_first) = match x.codes.get() {
-            Some(codes) => (codes.clone(), false),
-            None => {
-                let made = Arc::new(Codes {
-                    key: new_key(),
-                    codes: encode(value, size)?,
-                });
-                self.note_codes(&made.codes);
-                (x.codes.get_or_init(|| made).clone(), true)
-            }
-        };
-        let last = is_first.then_some(codes.key);
-        let coded = Coded {
+        let made = Arc::new(Codes::of(value, size));
+        let codes = x.codes.get_or_init(|| made.clone()).clone();
+        let first = Arc::ptr_eq(&codes, &made).then_some(made);
+        if let Some(codes) = &first {
+            self.bytes_in_fp8 += bytes_of_groups(value.dims(), size);
+            self.coded.push(codes.clone());
+        }
+        let last = first.as_ref().map(|codes| codes.key);
+        let kept = Kept::Codes(Coded {
             codes,
             dims: value.dims().to_vec(),
             dtype: value.dtype(),
-        };
-        Ok(Reader {
-            kept: Kept::Codes(coded),
-            last,
-        })
+        });
+        Ok((Reader { kept, last }, first))
     }
 
     /// Whether an elementwise function of `inputs` is computed again rather than kept: where they are, and where codes of them are kept.
@@ -116,17 +107,14 @@ impl WideNode {
 
     /// What the backward pass of attention reads of q, k or v, `[b, t, h, d]`, if it `is_tracked`: groups run along the features of all
     /// heads.
-    pub(crate) fn keep_head(&mut self, x: Tensor, is_tracked: bool) -> Result<Head> {
+    pub(crate) fn keep_head(&mut self, x: Tensor, is_tracked: bool) -> Result<Saved> {
         let Some(size) = self.groups.filter(|_| is_tracked) else {
-            return Ok(Head::Exact(x));
+            return Ok(Saved::Exact(x));
         };
         let (b, t, h, d) = x.dims4()?;
-        let codes = encode(&x.contiguous()?.reshape((b, t, h * d))?, size)?;
-        self.note_codes(&codes);
-        Ok(Head::Codes(codes, vec![b, t, h, d], x.dtype()))
-    }
-
-    fn note_codes(&mut self, codes: &Fp8Tensor) {
-        self.bytes_in_fp8 += codes.size_in_bytes();
+        let tokens = [b, t, h * d];
+        let codes = group_codes(&x.contiguous()?.reshape(&tokens[..])?, size)?;
+        self.bytes_in_fp8 += bytes_of_groups(&tokens, size);
+        Ok(Saved::Codes(codes, vec![b, t, h, d], x.dtype()))
     }
 }

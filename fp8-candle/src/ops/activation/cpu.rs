@@ -4,11 +4,12 @@ use crate::base::activation::Activation;
 use crate::base::error::Result;
 use crate::base::parallel;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Quantized;
+use crate::cast::saved::Saved;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{
     Buffer, Element, for_dtype, map_rows, storage, tensor, with_slices,
 };
-use crate::device::filled;
+use crate::device::{Beside, MadeRows, filled};
 use candle_core::{DType, Storage, Tensor};
 
 pub(super) fn forward(activation: Activation, x: &Tensor) -> Result<Storage> {
@@ -68,20 +69,22 @@ pub(super) fn backward_pair(
     })
 }
 
-/// The cast of the result, of shape `dims`, whose rows are cast as they are made.
+/// The cast of the result, of shape `dims`, whose rows are cast as they are made; and [`group_codes`](crate::cast::saved::group_codes)
+/// of `x` in groups of `keep` features.
 pub(super) fn cast_rows(
     activation: Activation,
     x: &Tensor,
     dims: &[usize],
     quantizer: &Quantizer,
-) -> Result<Option<Quantized>> {
+    keep: Option<usize>,
+) -> Result<Option<(Quantized, Option<Fp8Tensor>)>> {
     let (last, n) = (last_dim(x), dims.last().copied().unwrap_or(1));
     for_dtype!(activation.name(), x.dtype(), T => {
-        with_slices([x], |[x]: [&[T]; 1]| {
+        with_slices([x], |[values]: [&[T]; 1]| {
             let made = |start: usize, y: &mut [T]| {
-                part(activation, input_of(x, start, y.len(), [last, n]), [last, n], y);
+                part(activation, input_of(values, start, y.len(), [last, n]), [last, n], y);
             };
-            Ok(quantizer.quantize_rows(dims, None, &made)?.map(|(cast, _)| cast))
+            quantizer.quantize_and_keep(dims, &made, (values, x.dims()), keep)
         })?
     })
 }
@@ -89,19 +92,25 @@ pub(super) fn cast_rows(
 /// The cast of the gradient of `x` and, with `sum_rows`, the sums over its rows, which are cast as they are made.
 pub(super) fn cast_gradient(
     activation: Activation,
-    x: &Tensor,
+    x: &Saved,
     grad: &Tensor,
     quantizer: &Quantizer,
     sum_rows: Option<DType>,
 ) -> Result<Option<(Quantized, Option<Tensor>)>> {
-    let last = last_dim(x);
+    let last = x.dims().last().copied().unwrap_or(1);
     for_dtype!(activation.name(), x.dtype(), T => {
-        with_slices([x, grad], |[values, grad]: [&[T]; 2]| {
-            let made = |start: usize, dx: &mut [T]| {
-                gradient_part(activation, (values, grad), last, start, dx);
-            };
-            quantizer.quantize_rows(x.dims(), sum_rows, &made)
-        })?
+        x.with_rows(|rows: &dyn MadeRows<T>| {
+            with_slices([grad], |[grad]: [&[T]; 1]| {
+                let made = |start: usize, dx: &mut [T]| {
+                    let mut room = None;
+                    let x = rows.rows(start, dx.len(), &mut room);
+                    gradient_part(activation, (x, grad), last, start, dx);
+                };
+                let beside = Beside { sum_rows, groups: None };
+                let cast = quantizer.quantize_rows(x.dims(), beside, &made)?;
+                Ok(cast.map(|cast| (cast.quantized, cast.sums)))
+            })?
+        })
     })
 }
 
@@ -155,12 +164,15 @@ fn gradient<T: Element>(activation: Activation, x: &[T], grad: &[T], last: usize
         T::default(),
         x.len(),
         per_task * last,
-        |start, dx: &mut [T]| gradient_part(activation, (x, grad), last, start, dx),
+        |start, dx: &mut [T]| {
+            let x = &x[start..start + dx.len()];
+            gradient_part(activation, (x, grad), last, start, dx);
+        },
     );
     dx
 }
 
-/// The gradient of `x` from element `start`, the first of a row of `last` elements, on.
+/// The gradient of `x`, rows of `last` elements from element `start` of them all on; `grad` has the gradients of all results.
 fn gradient_part<T: Element>(
     activation: Activation,
     (x, grad): (&[T], &[T]),
@@ -171,7 +183,6 @@ fn gradient_part<T: Element>(
     let (curve, gated) = (activation.curve(), activation.is_gated());
     let n = if gated { last / 2 } else { last };
     let (mut x_buffer, mut grad_buffer) = (Buffer::default(), Buffer::default());
-    let x = &x[start..start + dx.len()];
     let grad = input_of(grad, start, dx.len(), [n, last]);
     let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
     T::store(dx, |dx| match gated {

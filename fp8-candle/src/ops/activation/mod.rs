@@ -14,7 +14,8 @@ use crate::base::data::made::Made;
 use crate::base::error::{Result, shape_error};
 use crate::base::profile::{Kind, enter};
 use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Quantized;
+use crate::cast::saved::Saved;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::compute_dtype;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::activation as cuda;
@@ -216,22 +217,24 @@ impl Activation {
         Ok((serves && x.elem_count() > 0).then(|| self.result_dims(x.dims())))
     }
 
-    /// The cast of the result, whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
+    /// The cast of the result, whose rows are cast as they are made; see [`Quantizer::quantize_rows`]. If the device does that in the same
+    /// pass, also the codes of `x` in groups of `keep` features.
     pub(crate) fn cast_rows(
         self,
         x: &Tensor,
-        quantizer: &Quantizer,
-        both: bool,
-    ) -> Result<Option<Quantized>> {
+        (quantizer, both): (&Quantizer, bool),
+        keep: Option<usize>,
+    ) -> Result<Option<(Quantized, Option<Fp8Tensor>)>> {
         let _scope = enter(Kind::Activation);
         let Some(dims) = self.casts_rows(x)? else {
             return Ok(None);
         };
         match x.device().is_cpu() {
-            true => cpu::cast_rows(self, x, &dims, quantizer),
+            true => cpu::cast_rows(self, x, &dims, quantizer, keep),
             false => {
                 let activation = self;
-                quantizer.quantize_made(&Made::Activation { activation, x }, both)
+                let cast = quantizer.quantize_made(&Made::Activation { activation, x }, both)?;
+                Ok(cast.map(|cast| (cast, None)))
             }
         }
     }
@@ -239,7 +242,7 @@ impl Activation {
     /// The cast of [`Activation::backward`], whose rows are cast as they are made, and with `sum_rows` the sums over them in that dtype.
     pub(crate) fn cast_gradient(
         self,
-        x: &Tensor,
+        x: &Saved,
         grad: &Tensor,
         (quantizer, both): (&Quantizer, bool),
         sum_rows: Option<DType>,
@@ -251,7 +254,7 @@ impl Activation {
                 let activation = self;
                 let made = Made::ActivationGradient {
                     activation,
-                    x,
+                    x: &x.get()?,
                     grad,
                 };
                 quantizer.quantize_and_sum(&made, both, sum_rows)

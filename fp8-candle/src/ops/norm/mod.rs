@@ -10,7 +10,7 @@ use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Quantized;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::cast::weight_version::Seen;
 use crate::device::cpu::elements::{
     Element, compute_dtype, for_dtype, storage, tensor, with_slices,
@@ -152,14 +152,16 @@ impl Norm {
         Ok(serves && fused(x) && x.elem_count() > 0)
     }
 
-    /// The cast of [`Norm::detached`], whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
+    /// The cast of [`Norm::detached`], whose rows are cast as they are made; see [`Quantizer::quantize_rows`]. If the device does that in
+    /// the same pass, also the codes of `x` in groups of `keep` features.
     pub(crate) fn cast_rows(
         self,
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
         (quantizer, both): (&Quantizer, bool),
-    ) -> Result<Option<Quantized>> {
+        keep: Option<usize>,
+    ) -> Result<Option<(Quantized, Option<Fp8Tensor>)>> {
         let _scope = enter(Kind::Norm);
         if !x.device().is_cpu() {
             let Self { center, eps } = self;
@@ -170,7 +172,8 @@ impl Norm {
                 bias,
                 eps,
             };
-            return quantizer.quantize_made(&made, both);
+            let cast = quantizer.quantize_made(&made, both)?;
+            return Ok(cast.map(|cast| (cast, None)));
         }
         for_dtype!(self.op(), x.dtype(), T => {
             let (weight, bias) = (parameter::<T>(weight)?, bias.map(parameter::<T>).transpose()?);
@@ -178,7 +181,7 @@ impl Norm {
                 let made = |start: usize, y: &mut [T]| {
                     self.rows(values, &weight, bias.as_deref(), start, y);
                 };
-                Ok(quantizer.quantize_rows(x.dims(), None, &made)?.map(|(cast, _)| cast))
+                quantizer.quantize_and_keep(x.dims(), &made, (values, x.dims()), keep)
             })?
         })
     }

@@ -2,8 +2,8 @@
 
 use crate::base::data::attention::Attention;
 use crate::base::error::Result;
+use crate::cast::saved::Saved;
 use crate::device::cpu::elements::to_bf16;
-use crate::graph::wide::reader::Head;
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::{AttentionOptions, rope};
 use candle_core::Tensor;
@@ -55,10 +55,10 @@ impl WideNode {
         let (tensor, saved) = attention.forward(copies.each_ref(), dtype, is_tracked)?;
         let [q, k, v] = copies.map(|x| self.keep_head(x, is_tracked));
         let kept = [q?, k?, v?];
-        attention.normalizes = kept.iter().any(Head::rounds);
+        attention.normalizes = kept.iter().any(Saved::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let [q, k, v] = kept.each_ref().map(Head::get);
+            let [q, k, v] = kept.each_ref().map(Saved::get);
             let qkv = [q?, k?, v?];
             let grads = attention.backward(qkv.each_ref(), &saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
@@ -86,10 +86,10 @@ impl WideNode {
         let kept = [q?, k?, v?];
         // Scores in FP8 have their own codes, whatever else is rounded.
         attention.normalizes =
-            !attention.products.scores && kept[..2].iter().flatten().any(Head::rounds);
+            !attention.products.scores && kept[..2].iter().flatten().any(Saved::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let [q, k, v] = (kept.each_ref()).map(|x| x.as_ref().map(Head::get).transpose());
+            let [q, k, v] = (kept.each_ref()).map(|x| x.as_ref().map(Saved::get).transpose());
             let saved = saved.with_values([q?, k?, v?]);
             let grads = attention.saved_gradients(&saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {

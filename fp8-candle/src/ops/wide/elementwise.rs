@@ -2,8 +2,10 @@
 
 use crate::base::error::Result;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Quantized;
+use crate::cast::saved::Saved;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::add;
+use crate::graph::wide::codes::Codes;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
@@ -11,33 +13,55 @@ use crate::graph::wide::{Wide, WideNode};
 use crate::ops::Activation;
 use crate::ops::dropout;
 use candle_core::{DType, Tensor};
+use std::sync::Arc;
 
 /// The result of an activation.
 struct Activated {
     x: Tensor,
     activation: Activation,
+    /// The codes of `x`, if this is where they are made.
+    codes: Option<Arc<Codes>>,
 }
 
 impl RowSource for Activated {
     fn make(&self) -> Result<Tensor> {
+        if let Some(codes) = &self.codes {
+            codes.get()?;
+        }
         self.activation.apply(&self.x)
     }
 
     fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
-        self.activation.cast_rows(&self.x, quantizer, both)
+        cast_and_fill(self.codes.as_deref(), |keep| {
+            self.activation.cast_rows(&self.x, (quantizer, both), keep)
+        })
     }
+}
+
+/// A cast that may also make codes in groups of this many features; they go to `codes`.
+pub(super) fn cast_and_fill(
+    codes: Option<&Codes>,
+    cast: impl FnOnce(Option<usize>) -> Result<Option<(Quantized, Option<Fp8Tensor>)>>,
+) -> Result<Option<Quantized>> {
+    let Some((quantized, kept)) = cast(codes.and_then(Codes::wanted))? else {
+        return Ok(None);
+    };
+    if let (Some(codes), Some(kept)) = (codes, kept) {
+        codes.fill(kept);
+    }
+    Ok(Some(quantized))
 }
 
 /// The gradient of the input of an activation.
 struct ActivationGradient {
-    x: Tensor,
+    x: Saved,
     grad: Tensor,
     activation: Activation,
 }
 
 impl RowSource for ActivationGradient {
     fn make(&self) -> Result<Tensor> {
-        self.activation.backward(&self.x, &self.grad)
+        self.activation.backward(&self.x.get()?, &self.grad)
     }
 
     fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
@@ -78,19 +102,22 @@ impl WideNode {
     /// As [`Activation::apply`].
     pub fn activation(&mut self, x: &Wide, activation: Activation) -> Result<Wide> {
         let tensor = x.value.get()?;
-        let value = match activation.casts_rows(tensor)? {
+        let casts_rows = activation.casts_rows(tensor)?;
+        let (input, codes) = match (x.id, &casts_rows) {
+            (Some(_), Some(_)) => self.keep_beside(x)?,
+            (Some(_), None) => (self.keep(x)?, None),
+            (None, _) => (Reader::of(x), None),
+        };
+        let value = match casts_rows {
             None => Value::Made(activation.apply(tensor)?),
             Some(dims) => {
                 let source = Activated {
                     x: tensor.clone(),
                     activation,
+                    codes,
                 };
                 Value::later(&dims, tensor.dtype(), tensor.device(), source)
             }
-        };
-        let input = match x.id {
-            Some(_) => self.keep(x)?,
-            None => Reader::of(x),
         };
         let kept = match self.computes_again(&[&input]) {
             true => {
@@ -103,7 +130,7 @@ impl WideNode {
         let recast = self.recomputes && own.is_some();
         let y = self.record(value, kept, &[id], move |sweep, grad| {
             sweep.memos.forget(own);
-            let x = input.finish(&mut sweep.memos)?;
+            let x = input.finish_saved(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             // If it is only cast, it is cast as it is computed.
             let (dims, dtype, device) = (x.dims().to_vec(), x.dtype(), x.device().clone());

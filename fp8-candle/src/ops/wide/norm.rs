@@ -4,11 +4,13 @@ use crate::base::error::Result;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
 use crate::cast::weight_version::Seen;
+use crate::graph::wide::codes::Codes;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::norm::Norm;
+use crate::ops::wide::elementwise::cast_and_fill;
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -18,18 +20,25 @@ struct Normed {
     x: Tensor,
     weight: Tensor,
     bias: Option<Tensor>,
+    /// The codes of `x`, if this is where they are made.
+    codes: Option<Arc<Codes>>,
 }
 
 impl RowSource for Normed {
     fn make(&self) -> Result<Tensor> {
+        if let Some(codes) = &self.codes {
+            codes.get()?;
+        }
         self.norm
             .detached(&self.x, &self.weight, self.bias.as_ref())
     }
 
     fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
-        self.norm
-            .cast_rows(&self.x, weight, bias, (quantizer, both))
+        cast_and_fill(self.codes.as_deref(), |keep| {
+            self.norm
+                .cast_rows(&self.x, weight, bias, (quantizer, both), keep)
+        })
     }
 }
 
@@ -97,7 +106,13 @@ impl WideNode {
         };
         let parameters = Arc::new(parameters);
         let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
-        let value = match norm.casts_rows(input, &weight, bias.as_ref())? {
+        let casts_rows = norm.casts_rows(input, &weight, bias.as_ref())?;
+        let (kept, codes) = match (ids.iter().any(Option::is_some), casts_rows) {
+            (true, true) => self.keep_beside(x)?,
+            (true, false) => (self.keep(x)?, None),
+            (false, _) => (Reader::of(x), None),
+        };
+        let value = match casts_rows {
             false => Value::Made(norm.detached(input, &weight, bias.as_ref())?),
             true => {
                 let source = Normed {
@@ -105,14 +120,12 @@ impl WideNode {
                     x: input.clone(),
                     weight: weight.clone(),
                     bias: bias.clone(),
+                    codes,
                 };
                 Value::later(input.dims(), input.dtype(), input.device(), source)
             }
         };
-        let input = match ids.iter().any(Option::is_some) {
-            true => self.keep(x)?,
-            false => Reader::of(x),
-        };
+        let input = kept;
         let kept = {
             let (x, weight, bias) = (input.clone(), weight.clone(), bias.clone());
             let parameters = parameters.clone();

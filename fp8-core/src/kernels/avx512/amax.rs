@@ -1,21 +1,28 @@
-//! max |x| of segments of f32.
+//! max |x| of segments.
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, LANES, VECTORS, first_lanes, prefetch};
+use super::{BLOCK, LANES, VECTORS, first_lanes, load_words, prefetch};
 use crate::{
     HighPrecision,
     high_precision::sealed::{Kind, Sealed},
-    kernels::Isa,
+    kernels::{Isa, convert},
 };
+use half::{bf16, f16};
 
-/// Merges max |x| of each segment of `len` elements into its entry of `out`. Returns `false` and does nothing if elements are not f32.
+/// Merges max |x| of each segment of `len` elements into its entry of `out`. Returns `false` and does nothing if elements are f64.
 pub(crate) fn segments<T: HighPrecision>(isa: Isa, src: &[T], len: usize, out: &mut [f32]) -> bool {
     assert!(super::is_in(isa));
-    if <T as Sealed>::KIND != Kind::F32 {
-        return false;
+    match <T as Sealed>::KIND {
+        Kind::F32 => {}
+        Kind::Bf16 | Kind::F16 => {
+            // SAFETY: an `Isa` of this level exists only where these four features were found.
+            unsafe { segments_of_words(src, len, out) };
+            return true;
+        }
+        Kind::F64 => return false,
     }
-    // SAFETY: the kind says that T is f32. An `Isa` of this level exists only where these four features were found.
+    // SAFETY: the kind says that T is f32, and the level has the features, as above.
     unsafe {
         let src = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
         let done = if len == SHORT {
@@ -98,5 +105,37 @@ fn segments_of(src: &[f32], len: usize, out: &mut [f32]) {
         let max = _mm512_max_epu32(_mm512_max_epu32(a, b), _mm512_max_epu32(c, d));
         let bits = _mm512_reduce_max_epu32(max);
         *out = f32::from_bits(bits.max(out.to_bits() & 0x7FFF_FFFF));
+    }
+}
+
+/// [`segments`] of a type with 16 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn segments_of_words<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
+    let magnitude = _mm512_set1_epi16(i16::MAX);
+    for (src, out) in src.chunks(len).zip(out) {
+        let mut max = [_mm512_setzero_si512(); 2];
+        let (blocks, rest) = src.as_chunks::<BLOCK>();
+        for block in blocks {
+            prefetch(block);
+            for (half, max) in block.as_chunks::<{ BLOCK / 2 }>().0.iter().zip(&mut max) {
+                *max = _mm512_max_epu16(*max, _mm512_and_si512(load_words(half), magnitude));
+            }
+        }
+        for (rest, max) in rest.chunks(BLOCK / 2).zip(&mut max) {
+            *max = _mm512_max_epu16(*max, _mm512_and_si512(load_words(rest), magnitude));
+        }
+        let max = _mm512_max_epu16(max[0], max[1]);
+        let half = _mm512_extracti64x4_epi64::<1>(max);
+        let max = _mm256_max_epu16(_mm512_castsi512_si256(max), half);
+        let half = _mm256_extracti128_si256::<1>(max);
+        let max = _mm_max_epu16(_mm256_castsi256_si128(max), half);
+        // The smallest complement belongs to the largest word.
+        let least = _mm_minpos_epu16(_mm_xor_si128(max, _mm_set1_epi16(-1)));
+        let word = !_mm_cvtsi128_si32(least) as u16;
+        let max = match <T as Sealed>::KIND {
+            Kind::F16 => convert::f16_to_f32(f16::from_bits(word)),
+            _ => convert::bf16_to_f32(bf16::from_bits(word)),
+        };
+        *out = f32::from_bits(max.to_bits().max(out.to_bits() & 0x7FFF_FFFF));
     }
 }

@@ -1,5 +1,7 @@
 //! Wide nodes that keep values in FP8: results do not change, and gradients are those at the values that the codes stand for.
 
+mod beside;
+
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::ops::{Activation, AttentionOptions};
 use fp8_candle::wide::backward;

@@ -1,0 +1,122 @@
+//! What a forward pass keeps of a tensor for the backward pass: its values, or E4M3 codes with a scale for each group of neighbouring features.
+
+use crate::base::data::matrix_dims;
+use crate::base::error::Result;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Fp8Tensor;
+use crate::device::cpu::elements::{Element, tensor, with_codes, with_scales, with_slices};
+use crate::device::{CodedRows, Codes, GroupCodes, MadeRows, Stored};
+use candle_core::{DType, Device, Tensor};
+use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+
+/// Values or codes.
+#[derive(Clone)]
+pub(crate) enum Saved {
+    Exact(Tensor),
+    /// With the sizes and the dtype of the values.
+    Codes(Fp8Tensor, Vec<usize>, DType),
+}
+
+impl Saved {
+    /// Whether the values are rounded.
+    pub(crate) fn rounds(&self) -> bool {
+        matches!(self, Self::Codes(..))
+    }
+
+    /// The values.
+    pub(crate) fn get(&self) -> Result<Tensor> {
+        match self {
+            Self::Exact(x) => Ok(x.clone()),
+            Self::Codes(codes, dims, dtype) => {
+                Ok(codes.dequantize(*dtype)?.reshape(dims.as_slice())?)
+            }
+        }
+    }
+
+    /// The same, with values in order.
+    pub(crate) fn contiguous(self) -> Result<Self> {
+        Ok(match self {
+            Self::Exact(x) => Self::Exact(x.contiguous()?),
+            codes => codes,
+        })
+    }
+
+    pub(crate) fn dims(&self) -> &[usize] {
+        match self {
+            Self::Exact(x) => x.dims(),
+            Self::Codes(_, dims, _) => dims,
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::Exact(x) => x.dtype(),
+            Self::Codes(_, _, dtype) => *dtype,
+        }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        match self {
+            Self::Exact(x) => x.device(),
+            Self::Codes(codes, ..) => codes.device(),
+        }
+    }
+
+    /// Calls `read` with the values, which are on the CPU and of type `T`; codes are decoded as their rows are read.
+    pub(crate) fn with_rows<T: Element, Out>(
+        &self,
+        read: impl FnOnce(&dyn MadeRows<T>) -> Result<Out>,
+    ) -> Result<Out> {
+        match self {
+            Self::Exact(x) => with_slices([x], |[values]: [&[T]; 1]| read(&Stored(values)))?,
+            Self::Codes(coded, ..) => with_codes("dequantize", coded.codes(), |codes| {
+                with_scales("dequantize", coded.dequant_scale(), |dequant_scales| {
+                    read(&CodedRows {
+                        codes,
+                        format: coded.format(),
+                        grid: &coded.grid(),
+                        dequant_scales,
+                    })
+                })
+            }),
+        }
+    }
+}
+
+/// Groups of `size` features, or of what is left of a row.
+fn granularity(size: usize) -> Granularity {
+    Granularity::Blockwise {
+        rows: 1,
+        cols: size,
+    }
+}
+
+/// The groups of a tensor of this shape.
+pub(crate) fn group_grid(dims: &[usize], size: usize) -> ScaleGrid {
+    let (rows, cols) = matrix_dims(dims);
+    granularity(size).grid(rows, cols, Contraction::Cols)
+}
+
+/// Bytes of codes and scales of a tensor of this shape.
+pub(crate) fn bytes_of_groups(dims: &[usize], size: usize) -> usize {
+    let grid = group_grid(dims, size);
+    grid.rows() * grid.cols() + grid.len() * size_of::<f32>()
+}
+
+/// The codes of `x` in groups of `size` features.
+pub(crate) fn group_codes(x: &Tensor, size: usize) -> Result<Fp8Tensor> {
+    let cast = Quantizer::dynamic(Format::E4M3, granularity(size));
+    Ok(cast.quantize(x, Contraction::Cols)?.tensor)
+}
+
+/// [`group_codes`] of a tensor of shape `dims`, which a task made beside other work.
+pub(crate) fn made_beside(made: GroupCodes, dims: &[usize], size: usize) -> Result<Fp8Tensor> {
+    let scales = made.dequant_scales.len();
+    Fp8Tensor::from_codes(
+        Codes::row_major(tensor(made.codes, dims)?),
+        dims,
+        Format::E4M3,
+        (granularity(size), Contraction::Cols),
+        tensor(made.dequant_scales, scales)?,
+    )
+}

@@ -1,0 +1,103 @@
+//! Casts of values that are kept, in groups of features, while their rows are in a core's cache for other work.
+
+use super::fill::zeros;
+use super::pages;
+use super::scales::{quant_scales, reciprocals};
+use super::scratch::Scratch;
+use crate::base::data::scales::ScalePolicy;
+use crate::base::parallel::shared::Shared;
+use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// A matrix to cast. Each group has its own scale, from its amax, and lies within a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Groups<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) grid: &'a ScaleGrid,
+}
+
+impl<T> Groups<'_, T> {
+    /// Whether each row can be cast beside one of `other`.
+    pub(super) fn fit_beside(&self, other: &ScaleGrid) -> bool {
+        let (rows, cols) = (self.grid.rows(), self.grid.cols());
+        self.x.len() == rows * cols
+            && self.grid.block_rows() == 1
+            && rows == other.rows()
+            && (other.cols() > 0 || self.x.is_empty())
+    }
+}
+
+/// The codes of [`Groups`], and their scales.
+pub(crate) struct GroupCodes {
+    pub(crate) codes: Vec<u8>,
+    pub(crate) dequant_scales: Vec<f32>,
+}
+
+impl GroupCodes {
+    /// Room for the codes of `groups`.
+    pub(super) fn room<T>(groups: &Groups<'_, T>) -> Self {
+        Self {
+            codes: pages::vec_for(groups.x.len()),
+            dequant_scales: vec![0.; groups.grid.len()],
+        }
+    }
+
+    /// # Safety
+    /// This is the room of `groups`, all of whose rows have been cast.
+    pub(super) unsafe fn filled<T>(mut self, groups: &Groups<'_, T>) -> Self {
+        // SAFETY: the room is for as many codes, and the caller says that all have been written.
+        unsafe { self.codes.set_len(groups.x.len()) };
+        self
+    }
+}
+
+/// The cast of [`Groups`] by several tasks.
+pub(super) struct Casting<'a, T> {
+    groups: Groups<'a, T>,
+    cast: Cast,
+    codes: Shared<'a, MaybeUninit<u8>>,
+    dequant_scales: Shared<'a, f32>,
+}
+
+impl<'a, T: HighPrecision> Casting<'a, T> {
+    /// A cast into the room of `groups`.
+    pub(super) fn new(groups: Groups<'a, T>, room: &'a mut GroupCodes) -> Self {
+        let codes = &mut room.codes.spare_capacity_mut()[..groups.x.len()];
+        Self {
+            groups,
+            cast: Cast::new(Format::E4M3),
+            codes: Shared::new(codes),
+            dequant_scales: Shared::new(&mut room.dequant_scales),
+        }
+    }
+
+    /// Casts these rows.
+    ///
+    /// # Safety
+    /// No two calls at a time cast the same row.
+    pub(super) unsafe fn rows(&self, rows: Range<usize>) {
+        let Groups { x, grid } = self.groups;
+        let part = grid.of_rows(rows.len());
+        let elements = rows.start * grid.cols()..rows.end * grid.cols();
+        let scales = rows.start * grid.scale_cols()..rows.end * grid.scale_cols();
+        // SAFETY: the codes and scales of these rows, which the caller casts nowhere else.
+        let (codes, dequant_scales) = unsafe {
+            let codes = self.codes.part(elements.clone());
+            (zeros(0, codes), self.dequant_scales.part(scales))
+        };
+        let x = &x[elements];
+        let [mut amaxes, mut scales] = [(); 2].map(|()| Scratch::<f32>::new(dequant_scales.len()));
+        amaxes.fill(0.);
+        fp8_core::amax_rows(x, 0, &part, &mut amaxes);
+        quant_scales(
+            &amaxes,
+            self.cast.format,
+            ScalePolicy::Dynamic,
+            false,
+            &mut scales,
+        );
+        reciprocals(&scales, dequant_scales);
+        fp8_core::encode_rows(&self.cast, x, 0, &part, &scales, codes);
+    }
+}

@@ -1,0 +1,57 @@
+//! From amaxes to scales.
+
+use crate::base::data::scales::ScalePolicy;
+use crate::base::simd::simd;
+use fp8_core::Format;
+
+/// The quant_scale of each amax.
+pub(super) fn quant_scales(
+    amaxes: &[f32],
+    format: Format,
+    policy: ScalePolicy,
+    power_of_two: bool,
+    scales: &mut [f32],
+) {
+    match policy {
+        ScalePolicy::Dynamic => each(amaxes, scales, move |amax| {
+            fp8_core::dynamic_quant_scale(amax, format)
+        }),
+        ScalePolicy::Inference => each(amaxes, scales, move |amax| {
+            fp8_core::inference_quant_scale(amax, format)
+        }),
+        ScalePolicy::Mx => each(
+            amaxes,
+            scales,
+            #[inline(always)]
+            move |amax| {
+                let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
+                dequant_scale.reciprocal().to_f32()
+            },
+        ),
+        ScalePolicy::Current { eps } => each(amaxes, scales, move |amax| {
+            fp8_core::current_quant_scale(amax, format, eps)
+        }),
+    }
+    if power_of_two {
+        for scale in scales {
+            *scale = fp8_core::floor_to_power_of_two(*scale);
+        }
+    }
+}
+
+/// `to = f(from)`, for each element.
+fn each(from: &[f32], to: &mut [f32], f: impl Fn(f32) -> f32) {
+    simd(
+        #[inline(always)]
+        move || {
+            for (to, &from) in to.iter_mut().zip(from) {
+                *to = f(from);
+            }
+        },
+    );
+}
+
+/// The dequant_scale of each quant_scale, and the other way.
+pub(super) fn reciprocals(scales: &[f32], inverse: &mut [f32]) {
+    each(scales, inverse, fp8_core::reciprocal);
+}
