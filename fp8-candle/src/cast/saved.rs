@@ -62,6 +62,34 @@ impl Saved {
         }
     }
 
+    /// The codes `[b, t, h, d]`, their format and the dequant_scale of each row of `d`, if the groups of `[b, t, h * d]` are whole rows.
+    pub(crate) fn code_rows(&self) -> Result<Option<(Tensor, Format, Tensor)>> {
+        let Self::Codes(codes, dims, _) = self else {
+            return Ok(None);
+        };
+        let (grid, row) = (codes.grid(), dims.last().copied().unwrap_or(1).max(1));
+        let group = grid.block_cols();
+        if !(group.is_multiple_of(row) && grid.cols().is_multiple_of(row)) {
+            return Ok(None);
+        }
+        let scales = codes.dequant_scale().flatten_all()?.to_vec1::<f32>()?;
+        let of_token = |token: &[f32]| {
+            let rows = (0..grid.cols()).step_by(row);
+            rows.map(|start| token[start / group]).collect::<Vec<_>>()
+        };
+        let per_row: Vec<f32> = scales
+            .chunks(grid.scale_cols().max(1))
+            .flat_map(of_token)
+            .collect();
+        let count = per_row.len();
+        let codes_in_shape = codes.codes().reshape(dims.as_slice())?;
+        Ok(Some((
+            codes_in_shape,
+            codes.format(),
+            tensor(per_row, count)?,
+        )))
+    }
+
     /// Calls `read` with the values, which are on the CPU and of type `T`; codes are decoded as their rows are read.
     pub(crate) fn with_rows<T: Element, Out>(
         &self,

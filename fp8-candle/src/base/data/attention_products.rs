@@ -187,7 +187,7 @@ pub(crate) enum Operand<'a> {
     Codes {
         /// U8, contiguous.
         codes: &'a Tensor,
-        /// f32, a power of two for each row of features.
+        /// f32, one for each row of features. That of a cast for FP8 products is a power of two.
         dequant_scale: &'a Tensor,
         format: Format,
     },

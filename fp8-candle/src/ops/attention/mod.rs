@@ -12,13 +12,15 @@ pub use options::{AttentionDropout, AttentionOptions};
 
 use super::gradients;
 use crate::base::data::attention::Attention;
+use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::data::storage::tensor_of;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
+use crate::cast::saved::Saved as Kept;
 use crate::device::{FusedAttention, fused_attention};
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
-use operands::Saved;
+use operands::{CodeRows, Saved, code_rows};
 use options::OP;
 
 /// Attention of every query over the keys of its head.
@@ -160,6 +162,39 @@ impl Attention {
         saved.lse = Some(lse);
         saved.result = kernels.needs_result().then(|| y.clone());
         Ok((y, saved))
+    }
+
+    /// [`Attention::backward`] at what a node has kept of q, k and v. Kernels read codes where the values, rounded to the dtype of q, are
+    /// those that they compute with.
+    pub(crate) fn backward_of_kept(
+        &self,
+        kept: &[Kept; 3],
+        saved: &Saved,
+        grad: &Tensor,
+        wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        let (dtype, grad_dtype) = (kept[0].dtype(), grad.dtype());
+        let reads_codes = match dtype {
+            DType::BF16 => self.in_bf16(dtype),
+            dtype => dtype == DType::F32 && !self.in_bf16(dtype),
+        };
+        if let (true, Some(lse)) = (reads_codes && kept[0].device().is_cpu(), &saved.lse)
+            && let [Some(q), Some(k), Some(v)] = code_rows(kept)?
+            && let Some(kernels) = fused_attention(kept[0].device())
+            && kernels.supports(self, dtype)
+        {
+            let _scope = enter(Kind::Attention);
+            let ([q, k, v], grad) = ([&q, &k, &v].map(CodeRows::operand), Operand::Values(grad));
+            let operands = BackwardOperands {
+                scores: [q, k],
+                grad_probabilities: [grad, v],
+                grad_inputs: [q, k, grad],
+            };
+            return kernels.backward_fp8(self, operands, lse, [dtype, grad_dtype], wanted);
+        }
+        let [q, k, v] = kept.each_ref().map(Kept::get);
+        let qkv = [q?, k?, v?];
+        self.backward(qkv.each_ref(), saved, grad, wanted)
     }
 
     /// The gradients of q, k and v that are `wanted`, in the dtype of `grad`, the result's.

@@ -3,6 +3,7 @@
 use crate::base::data::attention_products::Operand;
 use crate::base::error::{Result, internal};
 use crate::cast::quantizer::Quantizer;
+use crate::cast::saved::Saved as Kept;
 use crate::cast::spec::ScaleSource;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::ScalePolicy;
@@ -70,6 +71,37 @@ impl Part {
         match fp8 {
             true => Operand::Rounded(x, format),
             false => Operand::Values(x),
+        }
+    }
+}
+
+/// Kept codes of q, k or v, with a scale for each row of features.
+pub(super) struct CodeRows {
+    codes: Tensor,
+    format: Format,
+    dequant_scale: Tensor,
+}
+
+/// Those of q, k and v, where they are kept so.
+pub(super) fn code_rows(kept: &[Kept; 3]) -> Result<[Option<CodeRows>; 3]> {
+    let of = |kept: &Kept| -> Result<_> {
+        let rows = kept.code_rows()?;
+        Ok(rows.map(|(codes, format, dequant_scale)| CodeRows {
+            codes,
+            format,
+            dequant_scale,
+        }))
+    };
+    let [q, k, v] = kept.each_ref().map(of);
+    Ok([q?, k?, v?])
+}
+
+impl CodeRows {
+    pub(super) fn operand(&self) -> Operand<'_> {
+        Operand::Codes {
+            codes: &self.codes,
+            dequant_scale: &self.dequant_scale,
+            format: self.format,
         }
     }
 }

@@ -58,9 +58,7 @@ impl WideNode {
         attention.normalizes = kept.iter().any(Saved::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let [q, k, v] = kept.each_ref().map(Saved::get);
-            let qkv = [q?, k?, v?];
-            let grads = attention.backward(qkv.each_ref(), &saved, grad, wanted)?;
+            let grads = attention.backward_of_kept(&kept, &saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {
                 if let Some(grad) = grad {
                     sweep.add(id, grad.to_dtype(dtype)?)?;

@@ -43,6 +43,11 @@ impl Table {
     }
 }
 
+/// Whether all values of a scale's codes are normal numbers in bf16, too.
+fn stays_normal(dequant_scale: f32) -> bool {
+    (2f32.powi(-100)..=2f32.powi(100)).contains(&dequant_scale)
+}
+
 /// What a power of two adds to the exponents of bf16. None for other scales, and beyond the limits within which all values are normal.
 pub(super) fn exponent(dequant_scale: f32) -> Option<i16> {
     let bits = dequant_scale.to_bits();
@@ -54,8 +59,26 @@ pub(super) fn exponent(dequant_scale: f32) -> Option<i16> {
 /// How many rows ahead of the one being decoded to prefetch: rows of one head lie apart, which the processor's own prefetch does not follow.
 const AHEAD: usize = 16;
 
+/// Products of bf16 values and a scale, in f32 and rounded to nearest bf16, ties to even. All are numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+fn scaled(words: __m512i, scale: __m512) -> __m512i {
+    let upper = _mm512_set1_epi32(0xFFFF_0000u32.cast_signed());
+    let halves = [
+        _mm512_slli_epi32::<16>(words),
+        _mm512_and_si512(words, upper),
+    ];
+    let [low, high] = halves.map(|values| {
+        let product = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(values), scale));
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(product), _mm512_set1_epi32(1));
+        _mm512_add_epi32(_mm512_add_epi32(product, _mm512_set1_epi32(0x7FFF)), odd)
+    });
+    // low >> 16 | high & upper.
+    _mm512_ternarylogic_epi32::<0xF8>(_mm512_srli_epi32::<16>(low), high, upper)
+}
+
 /// Writes the values of rows of codes as rows of pairs of bf16, one behind the other; a zero follows an odd end. Returns whether it could:
-/// if scales are powers of two and no code is Inf or NaN.
+/// if no code is Inf or NaN, and no scale so large or small that values would be.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
 pub(super) fn decode(table: &Table, rows: CodeRows<'_>, to: &mut [u32]) -> bool {
     let (features, steps) = (rows.features, rows.features.div_ceil(2));
@@ -70,10 +93,15 @@ pub(super) fn decode(table: &Table, rows: CodeRows<'_>, to: &mut [u32]) -> bool 
     let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     let mut special = 0;
     for (row, to) in to.chunks_exact_mut(steps).enumerate() {
-        let Some(exponent) = exponent(rows.dequant_scales[row * rows.scale_stride]) else {
+        let scale = rows.dequant_scales[row * rows.scale_stride];
+        if !stays_normal(scale) {
             return false;
-        };
-        let exponent = _mm512_set1_epi16(exponent);
+        }
+        let exponent = exponent(scale);
+        let (shift, scale) = (
+            _mm512_set1_epi16(exponent.unwrap_or_default()),
+            _mm512_set1_ps(scale),
+        );
         let codes = &rows.codes[row * rows.stride..][..features];
         for (codes, to) in codes.chunks(BLOCK).zip(to.chunks_mut(BLOCK / 2)) {
             let from: *const i8 = codes.as_ptr().cast();
@@ -93,8 +121,12 @@ pub(super) fn decode(table: &Table, rows: CodeRows<'_>, to: &mut [u32]) -> bool 
             ];
             let mask = u32::MAX >> (BLOCK / 2 - to.len());
             for (half, words) in words.into_iter().enumerate() {
-                let is_number = _mm512_test_epi16_mask(words, magnitude);
-                let words = _mm512_mask_add_epi16(words, is_number, words, exponent);
+                let words = if exponent.is_some() {
+                    let is_number = _mm512_test_epi16_mask(words, magnitude);
+                    _mm512_mask_add_epi16(words, is_number, words, shift)
+                } else {
+                    scaled(words, scale)
+                };
                 let to = to.as_mut_ptr().wrapping_add(16 * half);
                 // SAFETY: the mask has a bit for each pair of the chunk.
                 unsafe { _mm512_mask_storeu_epi32(to.cast(), (mask >> (16 * half)) as u16, words) };
@@ -210,7 +242,7 @@ mod tests {
         }
     }
 
-    /// All codes, rows of all lengths, and the largest and smallest scales.
+    /// All codes, rows of all lengths, and the largest and smallest scales, powers of two and others.
     #[test]
     fn codes_have_their_values() {
         if !has_units() {
@@ -220,8 +252,10 @@ mod tests {
             let table = Table::of(format).expect("a table");
             let finite = (0..=255).filter(|c| format.decode(*c).is_finite());
             let finite: Vec<u8> = finite.cycle().take(3 * 260).collect();
-            let scales = [-100, 9, 100].map(|power| 2f32.powi(power));
-            for features in (1..70usize).chain([128, 257]) {
+            let powers = [-100, 9, 100].map(|power| 2f32.powi(power));
+            let others = [1.0000001 * powers[0], 0.012_345_67, 0.999_999 * powers[2]];
+            let lengths = (1..70usize).chain([128, 257]);
+            for (features, scales) in lengths.flat_map(|n| [(n, powers), (n, others)]) {
                 let codes = &finite[..3 * (features + 3)];
                 let steps = features.div_ceil(2);
                 let mut pairs = vec![0; 3 * steps];
@@ -260,7 +294,6 @@ mod tests {
             assert!(decodes(&codes, &[0.5]) && decodes(&codes, &[1.0, 2.0]));
             for scale in [
                 0.0,
-                3.0,
                 -1.0,
                 2f32.powi(101),
                 2f32.powi(-101),
