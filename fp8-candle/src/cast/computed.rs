@@ -4,9 +4,9 @@ use crate::base::data::made::Made;
 use crate::base::data::matrix_dims;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
+use crate::cast::kept::{group_grid, made_beside};
 use crate::cast::quantizer::{Encoded, Quantizer};
 use crate::cast::replay::Replay;
-use crate::cast::saved::{group_grid, made_beside};
 use crate::cast::state::Scales;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{for_dtype, with_slices};
@@ -148,7 +148,7 @@ impl Quantizer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cast::saved::{Saved, bytes_of_groups, group_codes};
+    use crate::cast::kept::{KeptTensor, bytes_of_groups, group_codes};
     use crate::cast::spec::{CastHook, FirstScale, ScaleSource};
     use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
     use crate::ops::{Activation, norm::Norm};
@@ -255,11 +255,13 @@ mod tests {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             for dims in [vec![3, 8], vec![2, 70, 128], vec![900, 96], vec![2, 10_000]] {
                 let x = wave(&dims, dtype)?;
-                let activations = [None, Some(Activation::Gelu), Some(Activation::SwiGlu)];
-                for (activation, keep) in activations
-                    .into_iter()
-                    .flat_map(|activation| [(activation, None), (activation, Some(48))])
-                {
+                for (activation, keep) in [
+                    (None, None),
+                    (Some(Activation::Gelu), None),
+                    (Some(Activation::Gelu), Some(48)),
+                    (Some(Activation::SwiGlu), None),
+                    (Some(Activation::SwiGlu), Some(48)),
+                ] {
                     let (quantizer, slot) = delayed()?;
                     let step = StepCells::new(slot.table())?;
                     let quantizer = quantizer.with_recorder(AmaxRecorder::new(step, 0, true));
@@ -273,9 +275,9 @@ mod tests {
                             let grad = wave(&activation.result_dims(&dims), dtype)?;
                             let (cast, sum) = ((&quantizer, true), Some(DType::F32));
                             let saved = match keep {
-                                None => Saved::Exact(x.clone()),
+                                None => KeptTensor::Exact(x.clone()),
                                 Some(size) => {
-                                    Saved::Codes(group_codes(&x, size)?, dims.clone(), dtype)
+                                    KeptTensor::Codes(group_codes(&x, size)?, dims.clone(), dtype)
                                 }
                             };
                             (

@@ -7,7 +7,7 @@
 use super::memos::{Memos, new_key};
 use crate::base::error::{Result, internal};
 use crate::base::sync::lock;
-use crate::cast::saved::{Saved, group_codes};
+use crate::cast::kept::{KeptTensor, group_codes};
 use crate::cast::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -81,14 +81,15 @@ impl Coded {
         }
     }
 
-    /// Whether the rows of this view are those of the codes.
-    pub(super) fn has_own_rows(&self) -> Result<bool> {
-        Ok(self.codes.get()?.dims().last() == self.dims.last())
+    /// Whether an operation can decode a few rows of this view at a time: on the CPU, if its rows are those of the codes.
+    pub(super) fn decodes_rows(&self) -> Result<bool> {
+        let codes = self.codes.get()?;
+        Ok(codes.device().is_cpu() && codes.dims().last() == self.dims.last())
     }
 
     /// The codes, for a reader that decodes them itself.
-    pub(super) fn saved(&self) -> Result<Saved> {
+    pub(super) fn kept(&self) -> Result<KeptTensor> {
         let codes = self.codes.get()?.clone();
-        Ok(Saved::Codes(codes, self.dims.clone(), self.dtype))
+        Ok(KeptTensor::Codes(codes, self.dims.clone(), self.dtype))
     }
 }

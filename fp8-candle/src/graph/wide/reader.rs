@@ -5,7 +5,7 @@ use super::kept::Kept;
 use super::memos::Memos;
 use super::{Wide, WideNode};
 use crate::base::error::Result;
-use crate::cast::saved::{Saved, bytes_of_groups, group_codes};
+use crate::cast::kept::{KeptTensor, bytes_of_groups, group_codes};
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -40,12 +40,12 @@ impl Reader {
 
     /// [`Reader::finish`] by an operation that can decode codes itself: they come as they are, unless they have been decoded for
     /// another reader or one will follow.
-    pub(crate) fn finish_saved(&self, memos: &mut Memos) -> Result<Saved> {
+    pub(crate) fn finish_kept(&self, memos: &mut Memos) -> Result<KeptTensor> {
         match (&self.kept, self.last) {
-            (Kept::Codes(coded), Some(key)) if !memos.holds(key) && coded.has_own_rows()? => {
-                coded.saved()
+            (Kept::Codes(coded), Some(key)) if !memos.holds(key) && coded.decodes_rows()? => {
+                coded.kept()
             }
-            _ => Ok(Saved::Exact(self.finish(memos)?)),
+            _ => Ok(KeptTensor::Exact(self.finish(memos)?)),
         }
     }
 
@@ -73,8 +73,23 @@ impl WideNode {
         Ok(reader)
     }
 
-    /// [`WideNode::keep`] by an operation that may cast `x` beside its own work: the codes, if it is the first that asks for them.
-    pub(crate) fn keep_beside(&mut self, x: &Wide) -> Result<(Reader, Option<Arc<Codes>>)> {
+    /// What the backward pass of an operation reads of `x`, if `is_read`. If the operation `casts_rows` and asks first, also the codes that
+    /// it may make beside that.
+    pub(crate) fn keep_for(
+        &mut self,
+        x: &Wide,
+        is_read: bool,
+        casts_rows: bool,
+    ) -> Result<(Reader, Option<Arc<Codes>>)> {
+        match (is_read, casts_rows) {
+            (true, true) => self.keep_beside(x),
+            (true, false) => Ok((self.keep(x)?, None)),
+            (false, _) => Ok((Reader::of(x), None)),
+        }
+    }
+
+    /// [`WideNode::keep`] with codes that are still to be made, if no operation has asked before.
+    fn keep_beside(&mut self, x: &Wide) -> Result<(Reader, Option<Arc<Codes>>)> {
         let size = match (self.groups, &x.kept) {
             (Some(size), Kept::Tensor(_) | Kept::Value(_)) => size,
             _ => return Ok((Reader::of(x), None)),
@@ -107,14 +122,14 @@ impl WideNode {
 
     /// What the backward pass of attention reads of q, k or v, `[b, t, h, d]`, if it `is_tracked`: groups run along the features of all
     /// heads.
-    pub(crate) fn keep_head(&mut self, x: Tensor, is_tracked: bool) -> Result<Saved> {
+    pub(crate) fn keep_head(&mut self, x: Tensor, is_tracked: bool) -> Result<KeptTensor> {
         let Some(size) = self.groups.filter(|_| is_tracked) else {
-            return Ok(Saved::Exact(x));
+            return Ok(KeptTensor::Exact(x));
         };
         let (b, t, h, d) = x.dims4()?;
         let tokens = [b, t, h * d];
         let codes = group_codes(&x.contiguous()?.reshape(&tokens[..])?, size)?;
         self.bytes_in_fp8 += bytes_of_groups(&tokens, size);
-        Ok(Saved::Codes(codes, vec![b, t, h, d], x.dtype()))
+        Ok(KeptTensor::Codes(codes, vec![b, t, h, d], x.dtype()))
     }
 }

@@ -3,8 +3,8 @@
 use crate::base::activation::Activation;
 use crate::base::error::Result;
 use crate::base::parallel;
+use crate::cast::kept::KeptTensor;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::saved::Saved;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{
     Buffer, Element, for_dtype, map_rows, storage, tensor, with_slices,
@@ -69,7 +69,7 @@ pub(super) fn backward_pair(
     })
 }
 
-/// The cast of the result, of shape `dims`, whose rows are cast as they are made; and [`group_codes`](crate::cast::saved::group_codes)
+/// The cast of the result, of shape `dims`, whose rows are cast as they are made; and [`group_codes`](crate::cast::kept::group_codes)
 /// of `x` in groups of `keep` features.
 pub(super) fn cast_rows(
     activation: Activation,
@@ -92,7 +92,7 @@ pub(super) fn cast_rows(
 /// The cast of the gradient of `x` and, with `sum_rows`, the sums over its rows, which are cast as they are made.
 pub(super) fn cast_gradient(
     activation: Activation,
-    x: &Saved,
+    x: &KeptTensor,
     grad: &Tensor,
     quantizer: &Quantizer,
     sum_rows: Option<DType>,

@@ -13,8 +13,8 @@ use crate::base::check::{check_float, check_like, last_dim};
 use crate::base::data::made::Made;
 use crate::base::error::{Result, shape_error};
 use crate::base::profile::{Kind, enter};
+use crate::cast::kept::KeptTensor;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::saved::Saved;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::compute_dtype;
 #[cfg(feature = "cuda")]
@@ -242,7 +242,7 @@ impl Activation {
     /// The cast of [`Activation::backward`], whose rows are cast as they are made, and with `sum_rows` the sums over them in that dtype.
     pub(crate) fn cast_gradient(
         self,
-        x: &Saved,
+        x: &KeptTensor,
         grad: &Tensor,
         (quantizer, both): (&Quantizer, bool),
         sum_rows: Option<DType>,

@@ -16,7 +16,7 @@ use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::data::storage::tensor_of;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::saved::Saved as Kept;
+use crate::cast::kept::KeptTensor;
 use crate::device::{FusedAttention, fused_attention};
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
@@ -168,7 +168,7 @@ impl Attention {
     /// those that they compute with.
     pub(crate) fn backward_of_kept(
         &self,
-        kept: &[Kept; 3],
+        kept: &[KeptTensor; 3],
         saved: &Saved,
         grad: &Tensor,
         wanted: [bool; 3],
@@ -192,7 +192,7 @@ impl Attention {
             };
             return kernels.backward_fp8(self, operands, lse, [dtype, grad_dtype], wanted);
         }
-        let [q, k, v] = kept.each_ref().map(Kept::get);
+        let [q, k, v] = kept.each_ref().map(KeptTensor::get);
         let qkv = [q?, k?, v?];
         self.backward(qkv.each_ref(), saved, grad, wanted)
     }

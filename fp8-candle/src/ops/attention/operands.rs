@@ -2,8 +2,8 @@
 
 use crate::base::data::attention_products::Operand;
 use crate::base::error::{Result, internal};
+use crate::cast::kept::KeptTensor;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::saved::Saved as Kept;
 use crate::cast::spec::ScaleSource;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::ScalePolicy;
@@ -75,7 +75,7 @@ impl Part {
     }
 }
 
-/// Kept codes of q, k or v, with a scale for each row of features.
+/// KeptTensor codes of q, k or v, with a scale for each row of features.
 pub(super) struct CodeRows {
     codes: Tensor,
     format: Format,
@@ -83,8 +83,8 @@ pub(super) struct CodeRows {
 }
 
 /// Those of q, k and v, where they are kept so.
-pub(super) fn code_rows(kept: &[Kept; 3]) -> Result<[Option<CodeRows>; 3]> {
-    let of = |kept: &Kept| -> Result<_> {
+pub(super) fn code_rows(kept: &[KeptTensor; 3]) -> Result<[Option<CodeRows>; 3]> {
+    let of = |kept: &KeptTensor| -> Result<_> {
         let rows = kept.code_rows()?;
         Ok(rows.map(|(codes, format, dequant_scale)| CodeRows {
             codes,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cast::saved::group_codes;
+use crate::cast::kept::group_codes;
 use crate::ops::test_support::wave;
 
 fn bits(x: &Tensor) -> Vec<f64> {
@@ -70,12 +70,12 @@ fn kept_codes_have_the_gradients_of_their_values() -> Result<()> {
                     let last = Tensor::full(f32::NAN, (batch, 1, heads * dim), x.device())?;
                     x = Tensor::cat(&[&x.narrow(1, 0, tokens - 1)?, &last.to_dtype(dtype)?], 1)?;
                 }
-                Ok(Kept::Codes(group_codes(&x, group)?, dims, dtype))
+                Ok(KeptTensor::Codes(group_codes(&x, group)?, dims, dtype))
             });
             let [q, k, v] = kept;
             let kept = [q?, k?, v?];
             assert_eq!(kept[0].code_rows()?.is_some(), reads);
-            let decoded = kept.each_ref().map(Kept::get);
+            let decoded = kept.each_ref().map(KeptTensor::get);
             let [q, k, v] = decoded;
             let decoded = [q?, k?, v?];
             let got = attention.backward_of_kept(&kept, &saved, &grad, [true; 3])?;

@@ -2,7 +2,7 @@
 
 use crate::base::data::attention::Attention;
 use crate::base::error::Result;
-use crate::cast::saved::Saved;
+use crate::cast::kept::KeptTensor;
 use crate::device::cpu::elements::to_bf16;
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::{AttentionOptions, rope};
@@ -55,7 +55,7 @@ impl WideNode {
         let (tensor, saved) = attention.forward(copies.each_ref(), dtype, is_tracked)?;
         let [q, k, v] = copies.map(|x| self.keep_head(x, is_tracked));
         let kept = [q?, k?, v?];
-        attention.normalizes = kept.iter().any(Saved::rounds);
+        attention.normalizes = kept.iter().any(KeptTensor::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
             let grads = attention.backward_of_kept(&kept, &saved, grad, wanted)?;
@@ -84,10 +84,10 @@ impl WideNode {
         let kept = [q?, k?, v?];
         // Scores in FP8 have their own codes, whatever else is rounded.
         attention.normalizes =
-            !attention.products.scores && kept[..2].iter().flatten().any(Saved::rounds);
+            !attention.products.scores && kept[..2].iter().flatten().any(KeptTensor::rounds);
         Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
             let wanted = ids.map(|id| id.is_some());
-            let [q, k, v] = (kept.each_ref()).map(|x| x.as_ref().map(Saved::get).transpose());
+            let [q, k, v] = (kept.each_ref()).map(|x| x.as_ref().map(KeptTensor::get).transpose());
             let saved = saved.with_values([q?, k?, v?]);
             let grads = attention.saved_gradients(&saved, grad, wanted)?;
             for (id, grad) in ids.into_iter().zip(grads) {

@@ -1,8 +1,8 @@
 //! Elementwise operations of a wide node.
 
 use crate::base::error::Result;
+use crate::cast::kept::KeptTensor;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::saved::Saved;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::add;
 use crate::graph::wide::codes::Codes;
@@ -54,7 +54,7 @@ pub(super) fn cast_and_fill(
 
 /// The gradient of the input of an activation.
 struct ActivationGradient {
-    x: Saved,
+    x: KeptTensor,
     grad: Tensor,
     activation: Activation,
 }
@@ -103,11 +103,7 @@ impl WideNode {
     pub fn activation(&mut self, x: &Wide, activation: Activation) -> Result<Wide> {
         let tensor = x.value.get()?;
         let casts_rows = activation.casts_rows(tensor)?;
-        let (input, codes) = match (x.id, &casts_rows) {
-            (Some(_), Some(_)) => self.keep_beside(x)?,
-            (Some(_), None) => (self.keep(x)?, None),
-            (None, _) => (Reader::of(x), None),
-        };
+        let (input, codes) = self.keep_for(x, x.id.is_some(), casts_rows.is_some())?;
         let value = match casts_rows {
             None => Value::Made(activation.apply(tensor)?),
             Some(dims) => {
@@ -130,7 +126,7 @@ impl WideNode {
         let recast = self.recomputes && own.is_some();
         let y = self.record(value, kept, &[id], move |sweep, grad| {
             sweep.memos.forget(own);
-            let x = input.finish_saved(&mut sweep.memos)?;
+            let x = input.finish_kept(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             // If it is only cast, it is cast as it is computed.
             let (dims, dtype, device) = (x.dims().to_vec(), x.dtype(), x.device().clone());

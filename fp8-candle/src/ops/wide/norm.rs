@@ -6,7 +6,6 @@ use crate::cast::tensor::Quantized;
 use crate::cast::weight_version::Seen;
 use crate::graph::wide::codes::Codes;
 use crate::graph::wide::kept::Kept;
-use crate::graph::wide::reader::Reader;
 use crate::graph::wide::value::{RowSource, Value};
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::norm::Norm;
@@ -107,11 +106,8 @@ impl WideNode {
         let parameters = Arc::new(parameters);
         let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
         let casts_rows = norm.casts_rows(input, &weight, bias.as_ref())?;
-        let (kept, codes) = match (ids.iter().any(Option::is_some), casts_rows) {
-            (true, true) => self.keep_beside(x)?,
-            (true, false) => (self.keep(x)?, None),
-            (false, _) => (Reader::of(x), None),
-        };
+        let is_read = ids.iter().any(Option::is_some);
+        let (reader, codes) = self.keep_for(x, is_read, casts_rows)?;
         let value = match casts_rows {
             false => Value::Made(norm.detached(input, &weight, bias.as_ref())?),
             true => {
@@ -125,9 +121,8 @@ impl WideNode {
                 Value::later(input.dims(), input.dtype(), input.device(), source)
             }
         };
-        let input = kept;
         let kept = {
-            let (x, weight, bias) = (input.clone(), weight.clone(), bias.clone());
+            let (x, weight, bias) = (reader.clone(), weight.clone(), bias.clone());
             let parameters = parameters.clone();
             Kept::again(move |memos| {
                 let y = norm.detached(&x.get(memos)?, &weight, bias.as_ref())?;
@@ -140,7 +135,7 @@ impl WideNode {
         let own = kept.memo();
         let y = self.record(value, kept, &ids, move |sweep, grad| {
             sweep.memos.forget(own);
-            let x = input.finish(&mut sweep.memos)?;
+            let x = reader.finish(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             let [dx, dw, db] = norm.backward(&x, &weight, &grad, 1.)?;
             if let Some(parameters) = &*parameters {

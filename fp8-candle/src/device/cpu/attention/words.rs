@@ -48,12 +48,12 @@ fn stays_normal(dequant_scale: f32) -> bool {
     (2f32.powi(-100)..=2f32.powi(100)).contains(&dequant_scale)
 }
 
-/// What a power of two adds to the exponents of bf16. None for other scales, and beyond the limits within which all values are normal.
+/// What a power of two adds to the exponents of bf16; None for other scales.
 pub(super) fn exponent(dequant_scale: f32) -> Option<i16> {
     let bits = dequant_scale.to_bits();
     let exponent = (bits >> 23) as i16 - 127;
     let is_power = bits & 0x807F_FFFF == 0;
-    (is_power && (-100..=100).contains(&exponent)).then_some(exponent << 7)
+    is_power.then_some(exponent << 7)
 }
 
 /// How many rows ahead of the one being decoded to prefetch: rows of one head lie apart, which the processor's own prefetch does not follow.

@@ -11,13 +11,13 @@ use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 
 /// Values or codes.
 #[derive(Clone)]
-pub(crate) enum Saved {
+pub(crate) enum KeptTensor {
     Exact(Tensor),
     /// With the sizes and the dtype of the values.
     Codes(Fp8Tensor, Vec<usize>, DType),
 }
 
-impl Saved {
+impl KeptTensor {
     /// Whether the values are rounded.
     pub(crate) fn rounds(&self) -> bool {
         matches!(self, Self::Codes(..))
