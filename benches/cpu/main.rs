@@ -22,6 +22,7 @@ mod conv;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/data.rs"]
 mod data;
+mod eight_bits;
 mod gemm;
 mod generation;
 #[allow(dead_code, reason = "the examples use the rest")]
@@ -103,6 +104,7 @@ fn main() -> Result<()> {
         }
         Group::Models => {
             training::run(&session)?;
+            eight_bits::run(&session)?;
             growth::run(&session)?;
             held::run(&session)?;
             generation::run(&session)?;

@@ -5,11 +5,10 @@ use crate::ranks::{Ranks, Travel};
 use crate::rows::Metric;
 use crate::run::Run;
 use crate::session::{Session, Times};
-use crate::settings::{Moments, Settings};
+use crate::settings::Settings;
 use crate::spread::median;
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
-use fp8::config::KeptActivations;
 use fp8::ranks::ProcessGroup;
 use fp8::training::StepRecord;
 use std::path::Path;
@@ -41,14 +40,12 @@ pub fn run(session: &Session) -> Result<()> {
             against_f32(session, &case, &settings, None)?;
         }
     }
-    scaled_against_delayed(session)?;
-    moments_against_f32(session)?;
-    kept_in_fp8(session)
+    scaled_against_delayed(session)
 }
 
 /// With a context of 256: parameters, hidden size, layers, heads. The last is GPT-2 small with a vocabulary of 256 tokens, as
 /// everywhere in this file, instead of 50257, which have 39M parameters.
-const LARGER: [(&str, usize, usize, usize); 2] = [
+pub const LARGER: [(&str, usize, usize, usize); 2] = [
     ("25M", 512, 8, 8),
     ("85M (GPT-2 small, bytes)", 768, 12, 12),
 ];
@@ -98,65 +95,6 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
     session.report(case, value, Some(1. / 1.3), times, None)
 }
 
-/// `delayed` that keeps activations in FP8, against `delayed` that keeps them as they are.
-fn kept_in_fp8(session: &Session) -> Result<()> {
-    let (name, hidden, layers, heads) = LARGER[0];
-    let sizes = [
-        (String::new(), Settings::default()),
-        (format!(", {name}"), sized(hidden, layers, heads, 256, 8)),
-    ];
-    for (name, plain) in sizes {
-        let case = session.name(format!("train_gpt step delayed{name}, activations in FP8"));
-        let wanted = match name.is_empty() {
-            true => session.wants(&case),
-            false => session.wants_large(&case),
-        };
-        if !wanted {
-            continue;
-        }
-        let ours = Settings {
-            kept: KeptActivations::fp8(),
-            ..plain.clone()
-        };
-        option_of_delayed(session, case, &ours, &plain)?;
-    }
-    Ok(())
-}
-
-/// `delayed` with moments in FP8, against moments in f32.
-fn moments_against_f32(session: &Session) -> Result<()> {
-    for (name, moments) in [("FP8", Moments::Fp8), ("nearest FP8", Moments::Fp8Nearest)] {
-        let case = session.name(format!("train_gpt step delayed, 25M, {name} moments"));
-        if !session.wants_large(&case) {
-            continue;
-        }
-        let (_, hidden, layers, heads) = LARGER[0];
-        let plain = sized(hidden, layers, heads, 256, 8);
-        let ours = Settings {
-            moments: moments.into(),
-            ..plain.clone()
-        };
-        option_of_delayed(session, case, &ours, &plain)?;
-    }
-    Ok(())
-}
-
-/// `delayed` with an option, which may cost 3% of a step, against `delayed` without it.
-fn option_of_delayed(
-    session: &Session,
-    case: String,
-    ours: &Settings,
-    plain: &Settings,
-) -> Result<()> {
-    let [ours, plain] = race(session, &case, [("delayed", ours), ("delayed", plain)])?;
-    let times = Times {
-        ours: Some(ours),
-        ..Times::default()
-    };
-    let value = (Metric::StepRatioDelayed, plain / ours);
-    session.report(case, value, Some(1. / 1.03), times, None)
-}
-
 /// Median milliseconds of a step of two runs that take turns.
 fn race(session: &Session, case: &str, of: [(&str, &Settings); 2]) -> Result<[f64; 2]> {
     let (names, settings) = (of.map(|(name, _)| name), of[0].1);
@@ -190,12 +128,12 @@ fn race(session: &Session, case: &str, of: [(&str, &Settings); 2]) -> Result<[f6
     Ok(ms.map(median))
 }
 
-/// One step, with its results.
 /// A process that trains alone.
 pub fn alone() -> Result<Ranks> {
     Ranks::new(&ProcessGroup::single(), None, Travel::default())
 }
 
+/// One step, with its results.
 pub fn train_step(run: &mut Run, data: &Data) -> Result<StepRecord> {
     run.train_step(data)?;
     run.read_steps()?.pop().context("a step without results")

@@ -31,9 +31,61 @@ __device__ __forceinline__ float lower(uint32_t curve, float t) {
   return curve == SQUARE ? first : root(first);
 }
 
-__device__ __forceinline__ float decoded(uint32_t code, float amax, uint32_t curve) {
-  const float x = __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3)));
-  return copysignf(mul(amax, lower(curve, quotient(fabsf(x), LARGEST))), x);
+// The shares of an amax that codes without a sign stand for, on each curve. A division and up to two roots for every element would take longer
+// than to read it.
+struct Shares {
+  static constexpr uint32_t CODES = 128, CURVES = 4;
+  float of[CURVES * CODES];
+
+  // By all threads of a block.
+  __device__ __forceinline__ void fill() {
+    for (uint32_t i = threadIdx.x; i < CURVES * CODES; i += blockDim.x) {
+      const float x = __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)(i % CODES), __NV_E4M3)));
+      of[i] = lower(i / CODES, quotient(x, LARGEST));
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ float decoded(uint32_t code, float amax, uint32_t curve) const {
+    const float magnitude = mul(amax, of[curve * CODES + code % CODES]);
+    return __uint_as_float(__float_as_uint(magnitude) | (code & CODES) << 24);
+  }
+};
+
+// What magnitudes are multiplied by to become shares of the amax: first by a power of two, which keeps the reciprocal away from both ends of
+// f32. The share of the amax itself is at least 1.
+struct Factors {
+  float exact, reciprocal;
+
+  __device__ __forceinline__ explicit Factors(float amax) {
+    if (amax == 0.0f) {
+      exact = reciprocal = 1.0f;
+      return;
+    }
+    exact = amax < 0x1p-63f ? 0x1p63f : amax > 0x1p63f ? 0x1p-63f : 1.0f;
+    amax = mul(amax, exact);
+    reciprocal = quotient(1.0f, amax);
+    if (mul(amax, reciprocal) < 1.0f) reciprocal = __uint_as_float(__float_as_uint(reciprocal) + 1);
+  }
+  // At most 1. NaN stays NaN.
+  __device__ __forceinline__ float share(float magnitude) const {
+    const float t = mul(mul(magnitude, exact), reciprocal);
+    return t > 1.0f ? 1.0f : t;
+  }
+};
+
+// The sum over the elements of a warp's block, in all lanes and in the order of the definition. Four lanes hold a row of sixteen elements: rows
+// are added first, then the halves of what is left. Lanes that exchange sums keep half of them each, as long as they have more than one.
+__device__ __forceinline__ float sum_of_block(const float (&v)[OWN]) {
+  const auto from = [](float x, int lanes) { return __shfl_xor_sync(ALL_LANES, x, lanes); };
+  const bool second_pair = threadIdx.x & 4, odd = threadIdx.x & 8;
+  const float left = add(second_pair ? v[2] : v[0], from(second_pair ? v[0] : v[2], 4));
+  const float right = add(second_pair ? v[3] : v[1], from(second_pair ? v[1] : v[3], 4));
+  float sum = add(odd ? right : left, from(odd ? left : right, 8));
+  sum = add(sum, from(sum, 16));
+  sum = add(sum, from(sum, 2));
+  sum = add(sum, from(sum, 1));
+  sum = add(sum, from(sum, 4));
+  return add(sum, from(sum, 8));
 }
 
 // The code of a magnitude of at most 448, or NaN, by a random word: a fixed-point number with 20 bits after the point counts codes.
@@ -53,7 +105,7 @@ struct CodedBlock {
       : codes(pointer<uint8_t>(moment.values) + own), amax(pointer<float>(moment.amaxes) + block),
         curve(pointer<uint8_t>(moment.curves) + block), rotated((uint32_t)moment.rotated) {}
 
-  __device__ __forceinline__ void read(float (&v)[OWN], int count, bool packed) const {
+  __device__ __forceinline__ void read(float (&v)[OWN], int count, bool packed, const Shares& shares) const {
     const float largest = *amax;
     const uint32_t k = *curve;
     uint32_t word = 0;
@@ -63,45 +115,30 @@ struct CodedBlock {
       for (int i = 0; i < count; i++) word |= (uint32_t)codes[i] << 8 * i;
     }
 #pragma unroll
-    for (int i = 0; i < (int)OWN; i++) v[i] = decoded(word >> 8 * i & 0xFF, largest, k);
+    for (int i = 0; i < (int)OWN; i++) v[i] = shares.decoded(word >> 8 * i & 0xFF, largest, k);
   }
 
   // For a whole warp. `elements`: those of the block; `words`: the random words of this lane's.
   __device__ __forceinline__ void write(const float (&v)[OWN], int count, uint32_t elements, bool packed, bool non_negative,
                                         uint64_t flags, uint4 words) const {
-    const int lane = threadIdx.x & 31;
-    float largest = 0.0f, sums[OWN];
+    float largest = 0.0f, magnitudes[OWN];
 #pragma unroll
     for (int i = 0; i < (int)OWN; i++) {
-      sums[i] = i < count ? fabsf(v[i]) : 0.0f;
-      largest = fmaxf(largest, sums[i]);
+      magnitudes[i] = i < count ? fabsf(v[i]) : 0.0f;
+      largest = fmaxf(largest, magnitudes[i]);
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
-    uint32_t k = LINEAR;
-    if (flags & EXPANDS) {
-      // Four lanes hold a row of sixteen elements. First rows are added, then the halves of what is left.
-#pragma unroll
-      for (int n = 0; n < 5; n++) {
-        const int offset = n < 3 ? 4 << n : 4 >> (n - 2);
-#pragma unroll
-        for (int i = 0; i < (int)OWN; i++) sums[i] = add(sums[i], __shfl_xor_sync(ALL_LANES, sums[i], offset));
-      }
-      const float sum = add(add(sums[0], sums[2]), add(sums[1], sums[3]));
-      k = curve_for_spread(quotient(mul(fminf(largest, FLT_MAX), (float)elements), sum));
-    }
-    // A moment that has overflowed keeps the largest number.
-    largest = fminf(largest, FLT_MAX);
-    const float divisor = largest == 0.0f ? 1.0f : largest;
+    // Of numbers without a sign, the largest has the largest bits. A moment that has overflowed keeps the largest number.
+    largest = fminf(__uint_as_float(__reduce_max_sync(ALL_LANES, __float_as_uint(largest))), FLT_MAX);
+    const uint32_t k =
+        flags & EXPANDS ? curve_for_spread(quotient(mul(largest, (float)elements), sum_of_block(magnitudes))) : LINEAR;
+    const Factors factors(largest);
     const bool stochastic = flags & STOCHASTIC_CODES;
     const uint32_t random[OWN] = {words.x, words.y, words.z, words.w};
     const Encoder nearest(E4M3, NEAREST_EVEN, true, false);
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < (int)OWN; i++) {
-      const float t = quotient(fabsf(v[i]), divisor);
-      // NaN stays NaN.
-      const float y = mul(LARGEST, raise(k, t > 1.0f ? 1.0f : t));
+      const float y = mul(LARGEST, raise(k, factors.share(fabsf(v[i]))));
       uint32_t code = stochastic ? round_up_at_random(y, __funnelshift_l(random[i], random[i], rotated))
                                  : nearest.code(__float_as_uint(y), 0);
       code |= __float_as_uint(v[i]) >> 31 << 7;
@@ -113,7 +150,7 @@ struct CodedBlock {
     } else {
       for (int i = 0; i < count; i++) codes[i] = (uint8_t)(word >> 8 * i);
     }
-    if (lane == 0) *amax = largest, *curve = (uint8_t)k;
+    if (threadIdx.x % 32 == 0) *amax = largest, *curve = (uint8_t)k;
   }
 };
 
@@ -147,6 +184,8 @@ __device__ __forceinline__ void update_coded(const Chunk* chunks, const Params* 
   const uint64_t grad_address = grads[chunk.tensor];
   if (grad_address == 0) return;
   const Params p = params[chunk.tensor];
+  __shared__ Shares shares;
+  shares.fill();
   Coefficients<float> c = control->narrow;
   if (!(p.flags & DECAYS)) c.decay = 1.0f;
   const bool packed = aligned16(pointer<void>(p.var | p.exp_avg.values | p.exp_avg_sq.values | p.master | grad_address));
@@ -164,8 +203,8 @@ __device__ __forceinline__ void update_coded(const Chunk* chunks, const Params* 
     T* const var_at = pointer<T>(p.var) + own;
     load_some(var_at, count, packed, var);
     load_some(pointer<const T>(grad_address) + own, count, packed, grad);
-    exp_avg.read(m, count, packed);
-    exp_avg_sq.read(v, count, packed);
+    exp_avg.read(m, count, packed, shares);
+    exp_avg_sq.read(v, count, packed, shares);
     // All lanes have read the amaxes before one writes them.
     __syncwarp();
 #pragma unroll
@@ -196,7 +235,7 @@ __device__ __forceinline__ void update_coded(const Chunk* chunks, const Params* 
 }
 
 #define ADAMW_CODED(T, suffix)                                                                    \
-  extern "C" __global__ void __launch_bounds__(256) fp8_adamw_update_coded_##suffix(              \
+  extern "C" __global__ void __launch_bounds__(256, 3) fp8_adamw_update_coded_##suffix(           \
       const Chunk* chunks, const Params* params, const uint64_t* grads, const Control* control) { \
     update_coded<T>(chunks, params, grads, control);                                              \
   }

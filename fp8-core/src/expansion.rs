@@ -131,10 +131,23 @@ pub(crate) fn amax_and_curve(largest: f32, sum: f32, len: usize, expands: bool) 
     (amax, curve)
 }
 
-/// By what the elements of a block with this amax are divided.
-pub(crate) fn divisor(amax: f32) -> f32 {
-    // A block of zeros.
-    if amax == 0. { 1. } else { amax }
+/// Two factors of the magnitudes of a block that divide them by its amax, one after the other: an exact one, which keeps the second away
+/// from both ends of f32, and a reciprocal. With them, the amax itself becomes at least 1.
+pub(crate) fn factors(amax: f32) -> [f32; 2] {
+    const FAR: f32 = (1u64 << 63) as f32;
+    let exact = match amax {
+        // A block of zeros.
+        0. => return [1.; 2],
+        amax if amax < 1. / FAR => FAR,
+        amax if amax > FAR => 1. / FAR,
+        _ => 1.,
+    };
+    let amax = amax * exact;
+    let reciprocal = 1. / amax;
+    match amax * reciprocal < 1. {
+        true => [exact, reciprocal.next_up()],
+        false => [exact, reciprocal],
+    }
 }
 
 /// Sums of a block: element `i` belongs to sum `i % SUMS`.
@@ -187,13 +200,13 @@ pub(crate) fn encode_block(
     padded[..values.len()].copy_from_slice(values);
     let (largest, sum) = measure(&padded);
     let (amax, curve) = amax_and_curve(largest, sum, values.len(), expansion.expands);
-    let divisor = divisor(amax);
+    let factors = factors(amax);
     // One loop for each curve, in which the curve is a constant.
     let raised = match curve {
-        Curve::Linear => raise(&padded, divisor, Curve::Linear),
-        Curve::Square => raise(&padded, divisor, Curve::Square),
-        Curve::Fourth => raise(&padded, divisor, Curve::Fourth),
-        Curve::Root => raise(&padded, divisor, Curve::Root),
+        Curve::Linear => raise(&padded, factors, Curve::Linear),
+        Curve::Square => raise(&padded, factors, Curve::Square),
+        Curve::Fourth => raise(&padded, factors, Curve::Fourth),
+        Curve::Root => raise(&padded, factors, Curve::Root),
     };
     let rounder = Rounder::new(&Cast::new(Format::E4M3));
     match words {
@@ -239,10 +252,10 @@ fn round_up_at_random(y: f32, word: u32) -> u8 {
 
 /// A block on its curve.
 #[inline(always)]
-fn raise(values: &Padded, divisor: f32, curve: Curve) -> Padded {
+fn raise(values: &Padded, [exact, reciprocal]: [f32; 2], curve: Curve) -> Padded {
     let mut raised = *values;
     for x in &mut raised {
-        let t = x.abs() / divisor;
+        let t = x.abs() * exact * reciprocal;
         // NaN stays NaN.
         let t = if t > 1. { 1. } else { t };
         *x = (LARGEST * curve.raise(t)).copysign(*x);

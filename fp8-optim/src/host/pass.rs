@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Error, Result, Tensor, Var};
 use fp8_candle::parallel::{self, vectorized};
-use fp8_core::{StochasticKey, prefetch};
+use fp8_core::{EXPANDED_BLOCK, StochasticKey, prefetch};
 use half::{bf16, f16};
 
 use super::super::memory::{Memory, change_in_place};
@@ -15,6 +15,9 @@ use super::value::Value;
 
 /// Elements of one task. The update is elementwise and random bits follow from an element's index, so the split changes no bit.
 const BLOCK: usize = 1 << 14;
+
+/// Elements of a piece if moments are coded: few, so that a processor begins the next one beside the divisions of this one.
+const CODED_PIECE: usize = 256;
 
 /// The keys of stochastic rounding; None rounds to nearest.
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,14 +145,21 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
         let (keys, saturating) = (&pass.keys, pass.saturating);
         let (mut grads, mut wide) = ([0f32; PIECE], [0f32; PIECE]);
         let mut wide_moments = [[0f32; PIECE]; MAX_MOMENTS];
-        const { assert!(PIECE <= DRAWN) }
+        const {
+            assert!(
+                CODED_PIECE <= PIECE
+                    && PIECE <= DRAWN
+                    && CODED_PIECE.is_multiple_of(EXPANDED_BLOCK)
+            )
+        }
         let mut draw = Draw::new();
         let mut total = Measured::default();
         let len = self.parameter.len();
         let is_coded =
             (self.moments.iter().flatten()).any(|moment| matches!(moment, Stored::Coded { .. }));
-        for from in (0..len).step_by(PIECE) {
-            let range = from..(from + PIECE).min(len);
+        let piece = if is_coded { CODED_PIECE } else { PIECE };
+        for from in (0..len).step_by(piece) {
+            let range = from..(from + piece).min(len);
             let (first, count) = (self.start + from, range.len());
             let grads = pass.grad.widened(first, &mut grads[..count]);
             let first = first as u64;
@@ -179,8 +189,8 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
             if is_coded {
                 // While moments are coded, what the next piece reads arrives.
                 pass.grad
-                    .prefetch(first as usize + PIECE..first as usize + 2 * PIECE);
-                prefetch(&rest[..rest.len().min(PIECE)]);
+                    .prefetch(first as usize + piece..first as usize + 2 * piece);
+                prefetch(&rest[..rest.len().min(piece)]);
             }
             let mut this = Measured::default();
             match &mut master {

@@ -11,7 +11,7 @@ use crate::{
     Cast, Format,
     expansion::{
         BELOW, Curve, EXPANDED_BLOCK, Expansion, FIXED, LARGEST, NORMAL, Outs, RandomWords,
-        amax_and_curve, divisor,
+        amax_and_curve, factors,
     },
     kernels::Isa,
 };
@@ -74,13 +74,13 @@ fn encode_blocks<const STOCHASTIC: bool>(
         let on;
         (*amax, on) = amax_and_curve(largest, sum, values.len(), expansion.expands);
         *curve = on as u8;
-        let divisor = _mm512_set1_ps(divisor(*amax));
+        let factors = factors(*amax).map(|x| _mm512_set1_ps(x));
         // One function for each curve, which is a constant in it.
         let raised = match on {
-            Curve::Linear => raise::<{ Curve::Linear as u8 }>(halves, divisor),
-            Curve::Square => raise::<{ Curve::Square as u8 }>(halves, divisor),
-            Curve::Fourth => raise::<{ Curve::Fourth as u8 }>(halves, divisor),
-            Curve::Root => raise::<{ Curve::Root as u8 }>(halves, divisor),
+            Curve::Linear => raise::<{ Curve::Linear as u8 }>(halves, factors),
+            Curve::Square => raise::<{ Curve::Square as u8 }>(halves, factors),
+            Curve::Fourth => raise::<{ Curve::Fourth as u8 }>(halves, factors),
+            Curve::Root => raise::<{ Curve::Root as u8 }>(halves, factors),
         };
         for (half, codes) in codes.chunks_mut(HALF).enumerate() {
             let mut found = if STOCHASTIC {
@@ -172,12 +172,12 @@ fn measure(halves: [Block; 2]) -> (f32, f32) {
 /// The magnitudes of a block on its curve.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn raise<const CURVE: u8>(halves: [Block; 2], divisor: __m512) -> [Block; 2] {
+fn raise<const CURVE: u8>(halves: [Block; 2], [exact, reciprocal]: [__m512; 2]) -> [Block; 2] {
     let (one, largest) = (_mm512_set1_ps(1.), _mm512_set1_ps(LARGEST));
     let mut raised = halves;
     for half in &mut raised {
         for x in half {
-            let t = _mm512_div_ps(_mm512_abs_ps(*x), divisor);
+            let t = _mm512_mul_ps(_mm512_mul_ps(_mm512_abs_ps(*x), exact), reciprocal);
             // Of NaN and a number, the second operand: NaN stays NaN.
             let t = _mm512_min_ps(one, t);
             let square = _mm512_mul_ps(t, t);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::random_f32;
 use crate::{
     EXPANDED_BLOCK as BLOCK, EXPANDED_CURVES, Expansion, Format, RandomWords, StochasticKey,
-    expansion::{Curve, decode_block, encode_block},
+    expansion::{Curve, decode_block, encode_block, factors},
     kernels::{Isa, expanded},
     random_words,
 };
@@ -225,6 +225,25 @@ fn every_curve_is_inverted_and_the_largest_comes_back_exactly() {
     }
     // Coded again they are the same.
     assert_eq!(coded(isa, &found, expansion, None).1, all.1);
+}
+
+/// Blocks of all magnitudes. A share that was just below 1 would be rounded down at random, if rarely.
+#[test]
+fn the_share_of_an_amax_is_at_least_1() {
+    for bits in (1..f32::INFINITY.to_bits()).step_by(9973) {
+        let amax = f32::from_bits(bits);
+        let [exact, reciprocal] = factors(amax);
+        let share = |x: f32| x * exact * reciprocal;
+        let own = share(amax);
+        assert!((1. ..1. + 3e-7).contains(&own), "{amax:e}: {own}");
+        let x = amax * 0.3;
+        let (found, expected) = (f64::from(share(x)), f64::from(x) / f64::from(amax));
+        assert!(
+            (found / expected - 1.).abs() < 3e-7 || expected == 0.,
+            "{amax:e}: {found}"
+        );
+    }
+    assert_eq!(factors(0.), [1.; 2]);
 }
 
 #[test]
