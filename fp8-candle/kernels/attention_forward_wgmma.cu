@@ -5,7 +5,7 @@
 // runs.
 //
 // Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", arXiv:2407.08608.
-#include "attention_wgmma.cuh"
+#include "attention_forward_wgmma.cuh"
 
 template <int D> struct ForwardGroups {
   // Warpgroups with queries, queries per block, keys per step.
@@ -20,10 +20,6 @@ template <int D> struct ForwardGroups {
 };
 
 #ifdef FP8_WGMMA
-
-// The order in which tiles come, which is that of their use: K0, K1, V0, K2, V1, .. and the last values.
-__device__ __forceinline__ int place_of_keys(int step) { return step == 0 ? 0 : 2 * step - 1; }
-__device__ __forceinline__ int place_of_values(int step, int steps) { return step + 1 == steps ? 2 * steps - 1 : 2 * step + 2; }
 
 // What the warpgroup that copies does: queries, then all tiles of keys and values.
 template <int D>
@@ -42,39 +38,6 @@ __device__ __forceinline__ void copy_all(__nv_bfloat16* q_tile, const Heads<cons
                                  problem.head_dim);
   });
 }
-
-// The running softmax of a thread's two rows of a product [64, 8 N]: rows g and g + 8 of the warp's 16.
-struct RunningSoftmax {
-  // In the units of the logits before they are scaled.
-  float largest[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-
-  // Logits become probabilities relative to the largest so far; `factor`: what those of earlier keys are multiplied by. `scale` is
-  // above 0.
-  template <int N> __device__ __forceinline__ void update(float (&s)[N][4], float scale, float (&factor)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float maximum = largest[half];
-#pragma unroll
-      for (int n = 0; n < N; n++) maximum = fmaxf(maximum, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-      maximum = fmaxf(maximum, __shfl_xor_sync(ALL_LANES, maximum, 1));
-      maximum = fmaxf(maximum, __shfl_xor_sync(ALL_LANES, maximum, 2));
-      // Only -inf so far: avoid -inf - -inf.
-      const float offset = maximum == -INFINITY ? 0.0f : maximum * scale;
-      factor[half] = exp2_approximate(largest[half] * scale - offset);
-      largest[half] = maximum;
-      float part = 0.0f;
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float& x = s[n][2 * half + e];
-          part += x = exp2_approximate(fmaf(x, scale, -offset));
-        }
-      sum[half] = sum[half] * factor[half] + part;
-    }
-  }
-};
 
 // What a warpgroup with queries does; `group` is its number.
 template <int D>
@@ -106,18 +69,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q_tile, const Heads<
     add_results<KEYS>(out[0], p, tile(place));
     wgmma_commit();
   };
-  const auto mask = [&](int step) {
-    if ((step + 1) * KEYS <= problem.visible(row)) return;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int visible = problem.visible(row + 8 * half + g) - step * KEYS - 2 * t;
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-          if (8 * n + e >= visible) s[n][2 * half + e] = -INFINITY;
-    }
-  };
+  const auto mask = [&](int step) { hide(s, problem, row, step * KEYS, -INFINITY); };
   wgmma_fence();
   start_logits(place_of_keys(0));
   wgmma_wait<0>();

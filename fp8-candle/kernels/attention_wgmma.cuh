@@ -158,4 +158,30 @@ template <int N> __device__ __forceinline__ void round_results(uint32_t (&p)[N /
   }
 }
 
+// Puts `hidden` in place of results [64, 8 N] for keys from `first` on that their queries do not see. `row`: the warp's first query.
+template <int N>
+__device__ __forceinline__ void hide(float (&s)[N][4], const Problem& problem, int row, int first, float hidden) {
+  if (first + 8 * N <= problem.visible(row)) return;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int visible = problem.visible(row + 8 * half + g) - first - 2 * t;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (8 * n + e >= visible) s[n][2 * half + e] = hidden;
+  }
+}
+
+// The bits of all numbers of an array: negative only if one of these is.
+template <int N> __device__ __forceinline__ int all_bits(const float (&x)[N][4]) {
+  int bits = 0;
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) bits |= __float_as_int(x[n][e]);
+  return bits;
+}
+
 #endif

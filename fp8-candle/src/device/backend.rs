@@ -177,9 +177,9 @@ pub(crate) trait MadeCasts: Send + Sync {
 
 /// Attention that never stores its probabilities.
 pub(crate) trait FusedAttention: Send + Sync {
-    /// Whether there are kernels for these sizes and options, for q, k and v of `dtype`; the other methods are not called
+    /// Whether `device` has kernels for these sizes and options, for q, k and v of `dtype`; the other methods are not called
     /// otherwise.
-    fn supports(&self, attention: &Attention, dtype: DType) -> bool;
+    fn supports(&self, attention: &Attention, dtype: DType, device: &Device) -> Result<bool>;
 
     /// Whether the backward pass needs the result of the forward pass.
     fn needs_result(&self) -> bool;

@@ -1,14 +1,18 @@
 //! Launches of the attention kernels.
 
-use super::attention_wgmma;
+use super::attention_args::{
+    int, readable, sizes, softmax_scale_log2, statistics_row, strides,
+};
 use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
 use super::launch::launch;
+use super::{attention_fp8, attention_wgmma};
 use crate::base::data::attention::Attention;
+use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
-use candle_core::{DType, Layout, Storage, Tensor};
+use candle_core::{DType, Device, Layout, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;
     FORWARD_64 = floats "fp8_attention_forward_d64"("ppppplllllllllllliiiiiif");
@@ -25,11 +29,15 @@ kernels! { ATTENTION_BACKWARD_KERNELS in ATTENTION_BACKWARD;
 
 /// All modules of attention with their kernels.
 #[cfg(test)]
-pub(crate) const ATTENTION: [&[&[Kernel]]; 4] = [
+pub(crate) const ATTENTION: [&[&[Kernel]]; 8] = [
     ATTENTION_FORWARD_KERNELS,
     attention_wgmma::ATTENTION_FORWARD_WGMMA_KERNELS,
     ATTENTION_BACKWARD_KERNELS,
     attention_wgmma::ATTENTION_BACKWARD_WGMMA_KERNELS,
+    attention_fp8::ROUND_ROWS_KERNELS,
+    attention_fp8::ATTENTION_FORWARD_FP8_KERNELS,
+    attention_fp8::ATTENTION_BACKWARD_Q_FP8_KERNELS,
+    attention_fp8::ATTENTION_BACKWARD_KV_FP8_KERNELS,
 ];
 
 const NAME: &str = "attention";
@@ -46,29 +54,27 @@ pub(crate) struct CudaAttention;
 
 impl FusedAttention for CudaAttention {
     /// f32, bf16 and f16, heads of at most 128 features and a multiple of 8, and no more blocks than a launch can have. Operands
-    /// are those of the dtype, or bf16 for f32. Windows, lengths and dropout are composed.
-    fn supports(&self, attention: &Attention, dtype: DType) -> bool {
+    /// are those of the dtype, or bf16 for f32, or those of [`attention_fp8::supports`]. Windows, lengths and dropout are composed.
+    fn supports(&self, attention: &Attention, dtype: DType, device: &Device) -> Result<bool> {
         let a = attention;
-        let operands = a.operands.is_none_or(|operands| {
-            operands == dtype || (dtype, operands) == (DType::F32, DType::BF16)
-        });
-        if a.products.any()
-            || a.window.is_some()
-            || a.key_lengths.is_some()
-            || a.dropout.is_some()
-            || !operands
-        {
-            return false;
-        }
         let fits = |n: usize| n <= (i32::MAX / 2) as usize;
         let tiles = a.queries.max(a.keys).div_ceil(LEAST_ROWS);
         let blocks = a.pairs().checked_mul(tiles);
-        matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
-            && a.head_dim.is_multiple_of(8)
+        let sizes = a.head_dim.is_multiple_of(8)
             && a.head_dim <= 128
             && fits(a.queries)
             && fits(a.keys)
-            && blocks.is_some_and(fits)
+            && blocks.is_some_and(fits);
+        let options = a.window.is_none() && a.key_lengths.is_none() && a.dropout.is_none();
+        if !(sizes && options && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)) {
+            return Ok(false);
+        }
+        if a.products.any() {
+            return attention_fp8::supports(a, dtype, device);
+        }
+        Ok(a.operands.is_none_or(|operands| {
+            operands == dtype || (dtype, operands) == (DType::F32, DType::BF16)
+        }))
     }
 
     fn needs_result(&self) -> bool {
@@ -159,6 +165,35 @@ impl FusedAttention for CudaAttention {
             *gradient = gradient.to_dtype(grad_dtype)?;
         }
         Ok(gradients)
+    }
+
+    fn forward_fp8(
+        &self,
+        attention: &Attention,
+        qkv: [Operand<'_>; 3],
+        [_, out_dtype]: [DType; 2],
+    ) -> Result<(Storage, Tensor)> {
+        let [q, k, v] = &attention_fp8::operands(qkv)?;
+        if attention.products.values {
+            return attention_fp8::forward(attention, [q, k, v], out_dtype);
+        }
+        // P is rounded to bf16, as it is without FP8.
+        let plain = Attention {
+            operands: None,
+            ..attention.clone()
+        };
+        self.forward(&plain, [q, k, v], out_dtype)
+    }
+
+    fn backward_fp8(
+        &self,
+        attention: &Attention,
+        operands: BackwardOperands<'_>,
+        lse: &Tensor,
+        [_, out_dtype]: [DType; 2],
+        wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        attention_fp8::backward(attention, operands, lse, out_dtype, wanted)
     }
 }
 
@@ -332,55 +367,4 @@ impl ForHeads {
             ..Shape::blocks(blocks, threads as u32)
         }
     }
-}
-
-/// `x` if kernels can read it in place, 16 bytes at a time; otherwise a copy.
-fn readable(x: &Tensor) -> Result<Tensor> {
-    let aligned = |elements: usize| (elements * x.dtype().size_in_bytes()).is_multiple_of(16);
-    let (outer, last) = x.stride().split_at(x.rank() - 1);
-    let x = x.detach();
-    if last == [1] && aligned(x.layout().start_offset()) && outer.iter().all(|&s| aligned(s)) {
-        Ok(x)
-    } else {
-        Ok(x.force_contiguous()?)
-    }
-}
-
-/// Strides of batch, head and row.
-fn strides(attention: &Attention, strides: &[usize]) -> [Arg; 3] {
-    let (head, row) = if attention.tokens_first {
-        (2, 1)
-    } else {
-        (1, 2)
-    };
-    [strides[0], strides[head], strides[row]].map(|stride| Arg::Len(stride as u64))
-}
-
-fn sizes(attention: &Attention) -> [Arg; 6] {
-    let a = attention;
-    let group = a.heads / a.kv_heads;
-    [
-        a.heads,
-        group,
-        a.queries,
-        a.keys,
-        a.head_dim,
-        usize::from(a.causal),
-    ]
-    .map(int)
-}
-
-/// [`FusedAttention::supports`] has checked the sizes.
-fn int(n: usize) -> Arg {
-    Arg::Int(n as u32)
-}
-
-/// The factor of a softmax in powers of 2.
-fn softmax_scale_log2(attention: &Attention) -> f32 {
-    (attention.softmax_scale * std::f64::consts::LOG2_E) as f32
-}
-
-/// Length of a row of statistics: rows begin at multiples of 16 bytes.
-fn statistics_row(attention: &Attention) -> usize {
-    attention.queries.next_multiple_of(4)
 }

@@ -23,22 +23,22 @@ kernels! { ATTENTION_BACKWARD_WGMMA_KERNELS in ATTENTION_BACKWARD_WGMMA;
 const ARCHITECTURE: &str = "90a";
 /// Threads of a warpgroup, and the queries or keys that it computes.
 const THREADS: usize = 128;
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
 /// Tiles or pairs of tiles that are in shared memory beside those that stay.
-const SLOTS: usize = 4;
+pub(super) const SLOTS: usize = 4;
 
 /// A kernel on products of warpgroups, with its launch.
-type Launch = (Kernel, Shape);
+pub(super) type Launch = (Kernel, Shape);
 
 /// Whether `gpu` runs the kernels of the module of `kernel` for tensors of `dtype`. `mma.sync` computes the rest: other chips,
 /// programs that have no code for Hopper or whose code the driver does not take, f32 and f16.
-fn runs(gpu: &Gpu, kernel: &Kernel, dtype: DType) -> Result<bool> {
+pub(super) fn runs(gpu: &Gpu, kernel: &Kernel, dtype: DType) -> Result<bool> {
     let fits = gpu.capability() == (9, 0) && dtype == DType::BF16;
     Ok(fits && loaded::architecture(gpu, kernel.module)? == ARCHITECTURE)
 }
 
 /// The kernel for the next larger head size, and that size.
-fn for_heads(attention: &Attention, kernels: [Kernel; 2]) -> (Kernel, usize) {
+pub(super) fn for_heads(attention: &Attention, kernels: [Kernel; 2]) -> (Kernel, usize) {
     match attention.head_dim {
         ..=64 => (kernels[0], 64),
         _ => (kernels[1], 128),
@@ -46,7 +46,7 @@ fn for_heads(attention: &Attention, kernels: [Kernel; 2]) -> (Kernel, usize) {
 }
 
 /// `blocks` blocks of `groups` warpgroups and one that copies, with shared memory for `elements` of bf16 and `floats` f32.
-fn shape(blocks: usize, groups: usize, elements: usize, floats: usize) -> Shape {
+pub(super) fn shape(blocks: usize, groups: usize, elements: usize, floats: usize) -> Shape {
     let bytes = elements * DType::BF16.size_in_bytes() + floats * size_of::<f32>();
     Shape {
         shared: bytes as u32,
@@ -75,11 +75,11 @@ pub(super) fn forward(
 }
 
 /// Warpgroups that compute in a block of the backward pass, and queries or keys of a step.
-const BACKWARD_GROUPS: usize = 2;
-const BACKWARD_STEP: usize = 64;
+pub(super) const BACKWARD_GROUPS: usize = 2;
+pub(super) const BACKWARD_STEP: usize = 64;
 
 /// Two tiles of a block's rows, and in each slot two of a step's.
-fn backward_elements(head_dim: usize) -> usize {
+pub(super) fn backward_elements(head_dim: usize) -> usize {
     2 * (BACKWARD_GROUPS * ROWS + SLOTS * BACKWARD_STEP) * head_dim
 }
 

@@ -6,6 +6,8 @@ mod adamw_table;
 pub(crate) mod adamw_tensors;
 mod arena;
 pub(crate) mod attention;
+mod attention_args;
+mod attention_fp8;
 mod attention_wgmma;
 mod cast;
 mod chip;

@@ -19,6 +19,10 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::attention::ATTENTION[1],
     super::attention::ATTENTION[2],
     super::attention::ATTENTION[3],
+    super::attention::ATTENTION[4],
+    super::attention::ATTENTION[5],
+    super::attention::ATTENTION[6],
+    super::attention::ATTENTION[7],
 ];
 
 /// Every declared kernel.

@@ -123,8 +123,10 @@ impl Attention {
         if q.device().is_cpu() {
             crate::base::simd::check()?;
         }
-        let kernels = fused_attention(q.device());
-        Ok(kernels.filter(|kernels| kernels.supports(self, q.dtype())))
+        match fused_attention(q.device()) {
+            Some(kernels) if kernels.supports(self, q.dtype(), q.device())? => Ok(Some(kernels)),
+            _ => Ok(None),
+        }
     }
 
     /// Whether bf16 copies of q, k and v, which the kernels read in half the bytes, give the same bits as these tensors.
@@ -181,7 +183,7 @@ impl Attention {
         if let (true, Some(lse)) = (reads_codes && kept[0].device().is_cpu(), &saved.lse)
             && let [Some(q), Some(k), Some(v)] = code_rows(kept)?
             && let Some(kernels) = fused_attention(kept[0].device())
-            && kernels.supports(self, dtype)
+            && kernels.supports(self, dtype, kept[0].device())?
         {
             let _scope = enter(Kind::Attention);
             let ([q, k, v], grad) = ([&q, &k, &v].map(CodeRows::operand), Operand::Values(grad));

@@ -42,7 +42,7 @@ use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
 use backward::Views;
-use candle_core::{DType, Storage, Tensor};
+use candle_core::{DType, Device, Storage, Tensor};
 use choose::with_units;
 use output::Output;
 use source::{View, with_views};
@@ -51,8 +51,8 @@ use source::{View, with_views};
 pub(crate) struct CpuAttention;
 
 impl FusedAttention for CpuAttention {
-    fn supports(&self, _: &Attention, dtype: DType) -> bool {
-        matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+    fn supports(&self, _: &Attention, dtype: DType, _: &Device) -> Result<bool> {
+        Ok(matches!(dtype, DType::F32 | DType::BF16 | DType::F16))
     }
 
     fn needs_result(&self) -> bool {
