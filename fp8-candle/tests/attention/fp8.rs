@@ -85,7 +85,7 @@ fn combinations() -> impl Iterator<Item = AttentionProducts> {
 }
 
 /// Result and gradients, heads first.
-fn run_fp8(
+pub fn run_fp8(
     case: &Case,
     options: &AttentionOptions,
     dtype: DType,
@@ -94,7 +94,7 @@ fn run_fp8(
     super::options::run_with_values(case.values(dtype), options, dtype, tokens_first)
 }
 
-fn check_fp8(case: Case, products: AttentionProducts, dtypes: &[DType]) -> Result<()> {
+pub fn check_fp8(case: Case, products: AttentionProducts, dtypes: &[DType]) -> Result<()> {
     for &dtype in dtypes {
         let options = case.options().with_products(products);
         let got = run_fp8(&case, &options, dtype, false)?;

@@ -3,6 +3,7 @@
 mod arguments;
 mod cached;
 mod fp8;
+mod fp8_kernels;
 mod model;
 mod options;
 

@@ -147,7 +147,7 @@ impl Attention {
         if self.products.grad_inputs {
             return softmax_gradient(p, &dp, 1.0);
         }
-        // Attention with FP8 products is composed on every device.
+        // With FP8 products every device sums P * dP.
         if !on_cuda() || self.products.any() {
             return softmax_gradient(p, &dp, self.softmax_scale);
         }
