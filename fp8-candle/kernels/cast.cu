@@ -86,6 +86,39 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
   }
 }
 
+// The same for rows of at most 128 values, a multiple of 8, with x at a multiple of 16 bytes: 16 threads for a row.
+template <bool IS_E5M2, class T>
+__device__ void cast_short_rows(const T* x, uint8_t* codes, float* amax, float* quant_scale, float* dequant_scale,
+                                uint64_t rows, uint64_t cols, float max_value, uint32_t policy, float eps,
+                                bool power_of_two, bool saturate) {
+  constexpr int N = 8, LANES = 16;
+  const uint64_t row = global_thread() / LANES, at = row * cols + threadIdx.x % LANES * N;
+  const bool valid = row < rows && threadIdx.x % LANES * N < cols;
+  float v[N] = {}, scaled[N];
+  if (valid) load_f32(x + at, v);
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; i++) largest = max(largest, magnitude_bits(v[i]));
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset >>= 1) largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
+  const float scale = quant_scale_of(__uint_as_float(largest), max_value, policy, eps, power_of_two);
+  if (!valid) return;
+  if (threadIdx.x % LANES == 0) {
+    amax[row] = __uint_as_float(largest);
+    quant_scale[row] = scale;
+    dequant_scale[row] = __fdiv_rn(1.0f, scale);
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++) scaled[i] = __fmul_rn(v[i], scale);
+  uint2 encoded = make_uint2(encode4<IS_E5M2>(scaled), encode4<IS_E5M2>(scaled + 4));
+  const uint32_t least_odd = least_odd_code<IS_E5M2>(saturate);
+  if (__builtin_expect((codes_from(encoded.x, least_odd) | codes_from(encoded.y, least_odd)) != 0, 0)) {
+    encoded.x = corrected<IS_E5M2>(encoded.x, v, scaled, saturate);
+    encoded.y = corrected<IS_E5M2>(encoded.y, v + 4, scaled + 4, saturate);
+  }
+  *reinterpret_cast<uint2*>(codes + at) = encoded;
+}
+
 // Every format, rounding, overflow and grid of scales. A thread takes four values in a row, which share a block of random words.
 template <class T>
 __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n,
@@ -162,6 +195,17 @@ __device__ __forceinline__ void cast_matrix(const Source& source, const Scales& 
     else                                                                                                              \
       cast_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,                \
                        power_of_two != 0, saturates(target));                                                         \
+  }                                                                                                                   \
+  extern "C" __global__ void fp8_cast_short_rows_##NAME(const T* x, uint8_t* codes, float* amax, float* quant_scale,  \
+                                                        float* dequant_scale, uint64_t rows, uint64_t cols,           \
+                                                        uint32_t target, float max_value, uint32_t policy, float eps, \
+                                                        uint32_t power_of_two) {                                      \
+    if (target & TO_E5M2)                                                                                             \
+      cast_short_rows<true>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,           \
+                            power_of_two != 0, saturates(target));                                                    \
+    else                                                                                                              \
+      cast_short_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,          \
+                             power_of_two != 0, saturates(target));                                                   \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                       \
       fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \

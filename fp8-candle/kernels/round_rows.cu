@@ -10,11 +10,17 @@ constexpr int VALUES = 8, LANES = 16;
 template <class T>
 __device__ __forceinline__ void round_rows(const T* x, __nv_bfloat16* out, uint64_t rows, uint64_t middle, uint64_t last,
                                            uint64_t stride0, uint64_t stride1, uint64_t stride2, int cols, const Steps& format) {
-  const int lane = threadIdx.x % LANES, col = lane * VALUES;
-  const uint64_t row = global_thread() / LANES, outer = row / last;
+  // Where a row begins. Divisions of 64 bits take many instructions.
+  const auto place = [&](auto row) {
+    using Number = decltype(row);
+    const Number outer = row / (Number)last, inner = row - outer * (Number)last, first = outer / (Number)middle;
+    return first * stride0 + (outer - first * (Number)middle) * stride1 + inner * stride2;
+  };
+  const int col = threadIdx.x % LANES * VALUES;
+  const uint64_t row = global_thread() / LANES;
   const bool valid = row < rows && col < cols;
   float v[VALUES] = {};
-  if (valid) load_f32(x + outer / middle * stride0 + outer % middle * stride1 + row % last * stride2 + col, v);
+  if (valid) load_f32(x + (rows >> 32 ? place(row) : place((uint32_t)row)) + col, v);
   uint32_t amax = 0;
 #pragma unroll
   for (int i = 0; i < VALUES; i++) amax = max(amax, magnitude_bits(v[i]));

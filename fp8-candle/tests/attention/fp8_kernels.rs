@@ -80,8 +80,12 @@ fn views_and_layouts_give_the_same_bits() -> Result<()> {
         let options = case.options().with_products(all());
         let expected = run_fp8(&case, &options, dtype, false)?;
         let [q, k, v, weights] = case.values(dtype);
-        let here =
-            |x: &Tensor| x.transpose(1, 2)?.contiguous()?.to_dtype(dtype)?.to_device(&device);
+        let here = |x: &Tensor| {
+            x.transpose(1, 2)?
+                .contiguous()?
+                .to_dtype(dtype)?
+                .to_device(&device)
+        };
         let joint = Var::from_tensor(&Tensor::cat(&[here(&q)?, here(&k)?, here(&v)?], 2)?)?;
         let part = |i: usize| joint.narrow(2, 2 * i, 2);
         let y = attention_tokens_first(&part(0)?, &part(1)?, &part(2)?, options)?;
@@ -113,7 +117,10 @@ fn each_gradient_alone_is_the_same() -> Result<()> {
         let y = attention(&x[0], &x[1], &x[2], options.clone())?;
         let found = results(&y, &here(&weights)?, &[&var])?;
         assert!(flat64(&found[0]) == flat64(&expected[0]), "{wanted}");
-        assert!(flat64(&found[1]) == flat64(&expected[1 + wanted]), "{wanted}");
+        assert!(
+            flat64(&found[1]) == flat64(&expected[1 + wanted]),
+            "{wanted}"
+        );
     }
     let y = attention(&values[0], &values[1], &values[2], options)?;
     assert!(flat64(&y) == flat64(&expected[0]));
@@ -159,7 +166,9 @@ fn gradients_of_any_size_are_rounded_alike() -> Result<()> {
         values[3] = (&values[3] * factor)?;
         let found = super::options::run_with_values(values, &options, DType::F32, false)?;
         let found = found[1..].iter().map(flat64);
-        Ok(found.map(|x| x.iter().map(|x| x / factor).collect()).collect())
+        Ok(found
+            .map(|x| x.iter().map(|x| x / factor).collect())
+            .collect())
     };
     let expected = run(0)?;
     for exponent in [-60, -20, 30] {

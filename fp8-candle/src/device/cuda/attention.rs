@@ -1,8 +1,6 @@
 //! Launches of the attention kernels.
 
-use super::attention_args::{
-    int, readable, sizes, softmax_scale_log2, statistics_row, strides,
-};
+use super::attention_args::{int, readable, sizes, softmax_scale_log2, statistics_row, strides};
 use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
 use super::launch::launch;

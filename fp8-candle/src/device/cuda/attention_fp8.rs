@@ -1,9 +1,7 @@
 //! Attention with products in FP8, which Hopper alone has kernels for. They read operands in bf16, in which the values of codes are exact,
 //! and round P and dS in registers.
 
-use super::attention_args::{
-    int, readable, sizes, softmax_scale_log2, statistics_row, strides,
-};
+use super::attention_args::{int, readable, sizes, softmax_scale_log2, statistics_row, strides};
 use super::attention_wgmma::{
     BACKWARD_GROUPS, BACKWARD_STEP, Launch, ROWS, SLOTS, backward_elements, for_heads, runs, shape,
 };
@@ -132,7 +130,12 @@ pub(super) fn forward(
     let gpu = Gpu::of(q)?;
     let (kernel, head_dim) = for_heads(attention, [FORWARD_64, FORWARD_128]);
     let blocks = attention.pairs() * attention.queries.div_ceil(QUERIES);
-    let shape = shape(blocks, QUERIES / ROWS, (QUERIES + SLOTS * KEYS) * head_dim, 0);
+    let shape = shape(
+        blocks,
+        QUERIES / ROWS,
+        (QUERIES + SLOTS * KEYS) * head_dim,
+        0,
+    );
     let (out, wide) = results(&gpu, out_dtype, q)?;
     let statistics = (attention.pairs(), statistics_row(attention));
     let lse = gpu.alloc(DType::F32, statistics.0 * statistics.1)?;
@@ -265,5 +268,77 @@ impl Backward<'_> {
             // the caller guarantees the rest.
             unsafe { launch(gpu, &kernel, shape, &args) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::data::attention_products::AttentionProducts;
+    use crate::device::fused_attention;
+
+    fn attention(products: AttentionProducts) -> Attention {
+        Attention {
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            queries: 1 << 20,
+            keys: 1 << 20,
+            head_dim: 128,
+            causal: true,
+            window: None,
+            key_lengths: None,
+            softmax_scale: 0.125,
+            dropout: None,
+            operands: None,
+            products,
+            tokens_first: false,
+            normalizes: false,
+        }
+    }
+
+    /// A chip of 9.0 with code of 9.0a has kernels where each tensor has one set of values, and none elsewhere.
+    #[test]
+    fn hopper_has_kernels_for_all_products() -> Result<()> {
+        let device = fp8_test_support::device();
+        if !device.is_cuda() {
+            return Ok(());
+        }
+        let hopper = runs(&Gpu::new(&device)?, &FORWARD_64, DType::BF16)?;
+        let Some(kernels) = fused_attention(&device) else {
+            crate::base::error::internal!("this device has kernels");
+        };
+        let all = AttentionProducts::all();
+        let dtypes = [DType::F32, DType::BF16, DType::F16];
+        let chosen = |a: &Attention| -> Result<Vec<bool>> {
+            let of = |dtype| kernels.supports(a, dtype, &device);
+            dtypes.into_iter().map(of).collect()
+        };
+        assert_eq!(chosen(&attention(all))?, [hopper; 3]);
+        // Then v is an operand in high precision, which is exact in bf16 if it is bf16.
+        let values = attention(all.with_values(false));
+        assert_eq!(chosen(&values)?, [false, hopper, false]);
+        let in_bf16 = Attention {
+            operands: Some(DType::BF16),
+            ..values
+        };
+        assert_eq!(chosen(&in_bf16)?, [hopper; 3]);
+        for products in [
+            all.with_scores(false),
+            all.with_grad_probabilities(false),
+            all.with_grad_inputs(false),
+        ] {
+            assert_eq!(chosen(&attention(products))?, [false; 3], "{products}");
+        }
+        let negative = Attention {
+            softmax_scale: -0.1,
+            ..attention(all)
+        };
+        assert_eq!(chosen(&negative)?, [false; 3]);
+        assert_eq!(
+            kernels.supports(&attention(all), DType::F64, &device)?,
+            false
+        );
+        Ok(())
     }
 }

@@ -14,6 +14,7 @@ use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 kernels! { CAST_KERNELS in CAST;
     CAST_FLAT = floats "fp8_cast_flat"("ppppli");
     CAST_ROWS = floats "fp8_cast_rows"("pppppllififi");
+    CAST_SHORT_ROWS = floats "fp8_cast_short_rows"("pppppllififi");
     CAST_TRANSPOSE = floats "fp8_cast_transpose"("ppppplli");
     CAST_BLOCKS = floats "fp8_cast_blocks"("ppppplliiii");
     CAST_COLUMNS = floats "fp8_cast_columns"("ppppplliii");
@@ -217,9 +218,18 @@ pub(super) fn quantize_current(
             l rows, l cols, a target(cast), f cast.format.max(), i policy, f eps,
             i current.power_of_two,
         ];
-        let shape = Shape::blocks(rows, row_threads(cols));
-        // SAFETY: rows * cols values and codes, and three arrays of a value per row.
-        unsafe { launch(&gpu, CAST_ROWS.of(OP, x.dtype())?, shape, &args) }
+        // A block for a row of attention's features would have few threads with work.
+        const SHORT_ROW_LANES: usize = 16;
+        let short = cols <= 128 && cols.is_multiple_of(8) && x_ptr.is_multiple_of(16);
+        let (kernels, shape) = match short {
+            true => (
+                CAST_SHORT_ROWS,
+                Shape::blocks((rows * SHORT_ROW_LANES).div_ceil(256), 256),
+            ),
+            false => (CAST_ROWS, Shape::blocks(rows, row_threads(cols))),
+        };
+        // SAFETY: rows * cols values and codes, and three arrays of a value per row; short rows begin at multiples of 16 bytes.
+        unsafe { launch(&gpu, kernels.of(OP, x.dtype())?, shape, &args) }
     })?;
     Ok(CurrentCast {
         codes: Codes::row_major(codes.into_tensor(shape)?),

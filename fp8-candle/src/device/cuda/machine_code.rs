@@ -11,7 +11,7 @@ const MOST_INSTRUCTIONS: usize = 5000;
 /// Kernels that live on the memory's bandwidth, by the beginning of their names, and the bytes that a thread of theirs waits for at
 /// once at least. A chip of 3.35 TB/s and 132 multiprocessors, whose memory answers within 0.7 microseconds, needs 18 KB in
 /// flight on each of them: 36 bytes for each of 512 threads, 18 for each of 1024.
-const LOADS: [(&str, usize); 12] = [
+const LOADS: [(&str, usize); 14] = [
     ("fp8_cast_stored", 128),
     ("fp8_cast_transpose", 128),
     ("fp8_cast_flat", 128),
@@ -21,6 +21,8 @@ const LOADS: [(&str, usize); 12] = [
     // Three blocks share a multiprocessor where a thread reads two tensors.
     ("fp8_cast_activation", 48),
     ("fp8_cast_rows", 32),
+    ("fp8_cast_short_rows", 16),
+    ("fp8_round_rows", 16),
     ("fp8_amax_tensor", 48),
     ("fp8_amax_cols", 48),
     ("fp8_amax_groups", 64),
@@ -31,7 +33,11 @@ const LOADS: [(&str, usize); 12] = [
 /// reads from shared memory for each product of 16x8x16. A multiprocessor reads 128 bytes in the 1.6 clocks or so in which it does
 /// `mma.sync` once, 205 in all. The backward pass exchanges another 21 to 64 between warps. Products of warpgroups take 1 clock,
 /// so these may read 128.
-const MATRICES: [(&str, usize); 12] = [
+const MATRICES: [(&str, usize); 16] = [
+    ("fp8_attention_forward_fp8_", 64),
+    ("fp8_attention_backward_q_fp8_", 64),
+    ("fp8_attention_backward_kv_fp8_d64", 64),
+    ("fp8_attention_backward_kv_fp8_d128", 96),
     ("fp8_attention_forward_wgmma_d64_", 80),
     ("fp8_attention_forward_wgmma_d128_", 64),
     ("fp8_attention_backward_kv_wgmma_d64_", 64),
@@ -47,9 +53,15 @@ const MATRICES: [(&str, usize); 12] = [
 ];
 
 /// Kernels on products of warpgroups, by the beginning of their names: how many of these their longest loop starts, and how many
-/// exponentials it takes while some are under way: a thread has 64 logits of a step, and two factors of what was summed before; in the
-/// backward pass 32.
-const WARPGROUPS: [(&str, usize, usize); 6] = [
+/// exponentials it takes while some are under way: a thread has 64 logits of a step, and without FP8 two factors of what was summed
+/// before; in the backward pass 32.
+const WARPGROUPS: [(&str, usize, usize); 12] = [
+    ("fp8_attention_forward_fp8_d64", 12, 64),
+    ("fp8_attention_forward_fp8_d128", 16, 64),
+    ("fp8_attention_backward_kv_fp8_d64", 16, 32),
+    ("fp8_attention_backward_kv_fp8_d128", 24, 32),
+    ("fp8_attention_backward_q_fp8_d64", 12, 32),
+    ("fp8_attention_backward_q_fp8_d128", 20, 32),
     ("fp8_attention_forward_wgmma_d64_", 12, 66),
     ("fp8_attention_forward_wgmma_d128_", 16, 66),
     ("fp8_attention_backward_kv_wgmma_d64_", 16, 32),

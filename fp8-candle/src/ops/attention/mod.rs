@@ -44,6 +44,8 @@ use options::OP;
 /// - CUDA: `d` at most 128 and a multiple of 8, without window, lengths or dropout. Products run on tensor cores (f32 as
 ///   three tf32 products); with 16-bit inputs the probabilities are rounded to their dtype before the second product. The
 ///   backward pass keeps the result and one f32 per query. Read in place if, besides, rows start at multiples of 16 bytes.
+///   With [`AttentionProducts`](super::AttentionProducts) there are kernels for chips of compute capability 9.0 (Hopper), if scores and
+///   both products of the backward pass are FP8.
 ///
 /// Elsewhere the op is composed of products and softmax, which compute 16-bit inputs in f32 and keep the probabilities for
 /// the backward pass; with operands of bf16, gradients are not rounded before their products.
