@@ -19,7 +19,7 @@ struct Steps {
 
 // The value of the code of `x` in a row with this least normal number: the nearest multiple of the step, which is even if there are
 // two. Near 1.5 * 2^23 steps a step is the last place, so that the sum rounds, and the difference is exact. NaN if `least` is NaN,
-// and for magnitudes from 2^106 on, whose sum is infinite.
+// and for magnitudes of 2^107 and more, whose sum may be infinite.
 __device__ __forceinline__ float nearest(float x, float least, float to_large) {
   const float power = __uint_as_float(max(__float_as_uint(x) & 0x7F800000u, __float_as_uint(least)));
   return fmaf(power, -to_large, fmaf(power, to_large, x));

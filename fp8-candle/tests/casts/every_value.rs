@@ -1,8 +1,8 @@
 //! Every number of 16 bits through the casts of a device, against the definition: flat, by tiles, by blocks, and where no tile fits.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use fp8_candle::Result;
-use fp8_candle::device::{Orientation, backend};
+use fp8_candle::device::{CurrentScale, Orientation, ScalePolicy, backend};
 use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid, StochasticKey};
 use fp8_test_support::{device, flat};
 
@@ -68,6 +68,49 @@ fn every_number_has_the_code_of_the_definition() -> Result<()> {
                     );
                     let across = at % cols * rows + at / cols;
                     assert_eq!(turned[across], expected, "{what}: transposed code of {x:e}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of any length with scales from their own amaxes, as on the CPU to the bit.
+#[test]
+fn rows_have_the_scales_and_codes_of_the_cpu() -> Result<()> {
+    let all = all_bf16()?;
+    let bits = |x: &Tensor| -> Vec<u32> {
+        let known = |x: &f32| if x.is_nan() { 1 } else { x.to_bits() };
+        flat(x).iter().map(known).collect()
+    };
+    for policy in [ScalePolicy::Mx, ScalePolicy::Dynamic] {
+        let current = CurrentScale {
+            policy,
+            power_of_two: false,
+        };
+        for cast in casts().filter(|cast| cast.rounding == Rounding::NearestEven) {
+            for (rows, cols) in [(8192, 8), (910, 72), (512, 128), (481, 136), (3000, 20)] {
+                let x = all.narrow(0, 0, rows * cols)?.reshape((rows, cols))?;
+                let grid = ScaleGrid::per_row(rows, cols);
+                for dtype in [DType::F32, DType::BF16, DType::F16] {
+                    let x = x.to_dtype(dtype)?;
+                    let run = |x: &Tensor| {
+                        let backend = backend(x.device())?;
+                        backend.quantize_current(x, &grid, current, &cast, Orientation::RowMajor)
+                    };
+                    let (ours, expected) = (run(&x)?, run(&x.to_device(&Device::Cpu)?)?);
+                    let what = format!("{cast:?} [{rows}, {cols}] {policy:?} {dtype:?}");
+                    let made = |made: &fp8_candle::device::CurrentCast| {
+                        codes(made.codes.row_major.as_ref().expect("row-major codes"))
+                    };
+                    assert!(made(&ours) == made(&expected), "{what}");
+                    for (ours, expected) in [
+                        (&ours.amax, &expected.amax),
+                        (&ours.quant_scale, &expected.quant_scale),
+                        (&ours.dequant_scale, &expected.dequant_scale),
+                    ] {
+                        assert!(bits(ours) == bits(expected), "{what}");
+                    }
                 }
             }
         }
