@@ -59,8 +59,8 @@ __device__ __forceinline__ void sum_over_keys(const Layout<D, 0>& tiles, const F
   // Each step has a turn but the first of the last pass.
   const int turns = places - 1;
   Turns<G::Tiles>::begin(group);
-  // Products and probabilities of all keys, for `use` to look at. Before that they are 0 where a query does not see a key: the products
-  // may be NaN there.
+  // Shows `use` the probabilities of all keys and the products of dout and v. Both are 0 where a query does not see a key: there the
+  // products may be NaN.
   const auto look = [&](int first_place, const auto& use) {
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {

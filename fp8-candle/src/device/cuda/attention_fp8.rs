@@ -13,7 +13,7 @@ use crate::base::data::attention::Attention;
 use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
-use crate::base::error::Result;
+use crate::base::error::{Result, internal};
 use candle_core::{DType, Device, Layout, Storage, Tensor};
 use fp8_core::{Format, ScaleGrid};
 
@@ -75,7 +75,7 @@ pub(super) fn operands<const N: usize>(operands: [Operand<'_>; N]) -> Result<[Te
     }
     match values.try_into() {
         Ok(values) => Ok(values),
-        Err(_) => crate::base::error::internal!("as many values as operands"),
+        Err(_) => internal!("{N} operands of attention have other values"),
     }
 }
 
@@ -306,7 +306,7 @@ mod tests {
         }
         let hopper = runs(&Gpu::new(&device)?, &FORWARD_64, DType::BF16)?;
         let Some(kernels) = fused_attention(&device) else {
-            crate::base::error::internal!("this device has kernels");
+            internal!("this device has kernels");
         };
         let all = AttentionProducts::all();
         let dtypes = [DType::F32, DType::BF16, DType::F16];

@@ -1,4 +1,4 @@
-//! Attention with products in FP8, composed of casts, products and softmax: for devices without kernels, and for f64.
+//! Attention with products in FP8, composed of casts, products and softmax: where a device has no kernels for it, and for f64.
 
 use super::composed::rounded;
 use super::operands::{KeptOperands, Part, cast_rows};
