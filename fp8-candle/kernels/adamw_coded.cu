@@ -31,8 +31,8 @@ __device__ __forceinline__ float lower(uint32_t curve, float t) {
   return curve == SQUARE ? first : root(first);
 }
 
-// The shares of an amax that codes without a sign stand for, on each curve. A division and up to two roots for every element would take longer
-// than to read it.
+// The shares of an amax that codes without a sign stand for, on each curve. To read one takes less time than a division and up to two
+// roots.
 struct Shares {
   static constexpr uint32_t CODES = 128, CURVES = 4;
   float of[CURVES * CODES];
@@ -51,8 +51,8 @@ struct Shares {
   }
 };
 
-// What magnitudes are multiplied by to become shares of the amax: first by a power of two, which keeps the reciprocal away from both ends of
-// f32. The share of the amax itself is at least 1.
+// What magnitudes are multiplied by to become shares of the amax: first by a power of two, which keeps the reciprocal away from both
+// ends of f32. The share of the amax itself is at least 1.
 struct Factors {
   float exact, reciprocal;
 
@@ -73,8 +73,9 @@ struct Factors {
   }
 };
 
-// The sum over the elements of a warp's block, in all lanes and in the order of the definition. Four lanes hold a row of sixteen elements: rows
-// are added first, then the halves of what is left. Lanes that exchange sums keep half of them each, as long as they have more than one.
+// The sum over the elements of a warp's block, in all lanes and in the order of the definition. Four lanes hold a row of sixteen
+// elements: rows are added first, then the halves of what is left. Lanes that exchange sums keep half of them each, as long as they
+// have more than one.
 __device__ __forceinline__ float sum_of_block(const float (&v)[OWN]) {
   const auto from = [](float x, int lanes) { return __shfl_xor_sync(ALL_LANES, x, lanes); };
   const bool second_pair = threadIdx.x & 4, odd = threadIdx.x & 8;
