@@ -8,7 +8,7 @@ use crate::session::{Session, Times};
 use crate::settings::{Moments, Settings};
 use crate::spread::median;
 use crate::training::{LARGER, alone, sized, text, train_step};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use candle_core::Device;
 use fp8::config::KeptActivations;
 
@@ -99,12 +99,21 @@ fn contest(
     // Milliseconds of each round, for each run.
     let mut ms = vec![vec![]; runs.len()];
     for round in 0..=rounds {
+        let mut losses = vec![];
         for (run, ms) in runs.iter_mut().zip(&mut ms) {
             train_step(run, &data)?;
-            let timed = [train_step(run, &data)?.ms, train_step(run, &data)?.ms];
+            let timed = [train_step(run, &data)?, train_step(run, &data)?];
+            losses.push(timed[1].loss);
             if round > 0 {
-                ms.push(timed.iter().sum::<f64>() / timed.len() as f64);
+                ms.push(timed.iter().map(|step| step.ms).sum::<f64>() / timed.len() as f64);
             }
+        }
+        for ((case, ..), loss) in wanted.iter().zip(&losses[1..]) {
+            ensure!(
+                (loss / losses[0] - 1.).abs() < 0.15,
+                "{case}: the loss is {loss} where `delayed` alone has {}",
+                losses[0]
+            );
         }
     }
     for ((case, _, bar), ours) in wanted.into_iter().zip(&ms[1..]) {
