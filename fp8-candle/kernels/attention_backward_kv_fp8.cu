@@ -7,25 +7,15 @@
 
 template <int D> using KeyLayout = Layout<D, BackwardGroups::STEP * sizeof(QueryStatistics) / sizeof(float)>;
 
+// Statistics of the queries of a step.
 template <int D>
-__device__ __forceinline__ void copy_queries(const KeyLayout<D>& tiles, const Fp8Inputs& in, const QueryStatistics* statistics,
-                                             int batch, int kv_head, int first, QuerySteps steps, const Problem& problem) {
-  using G = BackwardGroups;
-  constexpr int STEP = G::STEP;
-  copy_panels<D, G::ROWS>(tiles.fixed(0), in.k.at(batch, kv_head), first, problem.keys, problem.head_dim);
-  copy_panels<D, G::ROWS>(tiles.fixed(1), in.v.at(batch, kv_head), first, problem.keys, problem.head_dim);
-  G::Tiles::fill(steps.places, [&](int place) {
-    const int head = steps.head, query = steps.query;
-    copy_panels<D, STEP>(tiles.slot(place, 0), in.q.at(batch, head), query, problem.queries, problem.head_dim);
-    copy_panels<D, STEP>(tiles.slot(place, 1), in.dout.at(batch, head), query, problem.queries, problem.head_dim);
-    // Rows beyond the last query are zeros and add nothing: their P is multiplied by a dout of 0, and their dS is 0.
-    const int thread = recomputed(threadIdx.x) % WARPGROUP_THREADS;
-    if (thread < STEP) {
-      const QueryStatistics* const source = statistics + ((uint64_t)batch * problem.heads + head) * problem.queries;
-      cp_async_16(tiles.extra(place) + thread * 4, source + query + thread, query + thread < problem.queries);
-    }
-    steps.advance(problem);
-  });
+__device__ __forceinline__ void copy_statistics(const KeyLayout<D>& tiles, const QueryStatistics* statistics, int place, int batch,
+                                                int head, int query, const Problem& problem) {
+  const int thread = recomputed(threadIdx.x) % WARPGROUP_THREADS;
+  if (thread < BackwardGroups::STEP) {
+    const QueryStatistics* const source = statistics + ((uint64_t)batch * problem.heads + head) * problem.queries;
+    cp_async_16(tiles.extra(place) + thread * 4, source + query + thread, query + thread < problem.queries);
+  }
 }
 
 // Results, rounded to the values of their codes, as the left operand of the next product. `least`: the least normal number of a thread's
@@ -55,7 +45,6 @@ template <int C> __device__ __forceinline__ void hide_operands(uint32_t (&p)[C][
     }
 }
 
-// Products have keys as rows, so P^T and dS^T are left operands as they are.
 template <int D>
 __device__ __forceinline__ void sum_over_queries(const KeyLayout<D>& tiles, const Fp8Inputs& in, int group, int first,
                                                  QuerySteps steps, const Results& dk_rows, const Results& dv_rows, int batch,
@@ -103,51 +92,7 @@ __device__ __forceinline__ void sum_over_queries(const KeyLayout<D>& tiles, cons
     hide_later(ds);
   };
 
-  const auto start_logits = [&](int place) {
-    k.template multiply<STEP>(s, shared_address(tiles.slot(place, 0)));
-    wgmma_commit();
-  };
-  // From the logits on, until the sums are started.
-  const auto step = [&](int place) {
-    const uint32_t q = shared_address(tiles.slot(place, 0)), dout = shared_address(tiles.slot(place, 1));
-    wgmma_fence();
-    v.template multiply<STEP>(dp, dout);
-    wgmma_commit();
-    probabilities(place);
-    wgmma_fence();
-    add_results<STEP>(dv[0], p, dout);
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_done(dp);
-    gradients(place);
-    wgmma_fence();
-    add_results<STEP>(dk[0], ds, q);
-    wgmma_commit();
-  };
-  const auto finish = [&] {
-    wgmma_wait<0>();
-    wgmma_done(dk[0]);
-    wgmma_done(dv[0]);
-    wgmma_done(p);
-    wgmma_done(ds);
-  };
-
-  wgmma_fence();
-  start_logits(0);
-  wgmma_wait<0>();
-  wgmma_done(s);
-#pragma unroll 1
-  for (int place = 0; place + 1 < steps.places; place++) {
-    step(place);
-    steps.advance(problem);
-    G::Tiles::await(place + 1, group);
-    start_logits(place + 1);
-    finish();
-    wgmma_done(s);
-    G::Tiles::give_back(place, steps.places);
-  }
-  step(steps.places - 1);
-  finish();
+  go_through_queries<D, D == 64>(tiles, group, steps, problem, k, v, s, dp, p, ds, dk, dv, probabilities, gradients);
 
   const int first_row = first_key + 16 * (recomputed(threadIdx.x) / 32 % 4);
   dk_rows.store<D>(batch, kv_head, first_row, problem.keys, problem.head_dim, dk, in.softmax_scale);
@@ -169,7 +114,9 @@ __device__ __forceinline__ void attention_backward_kv_fp8(const Fp8Inputs& in, c
   const QuerySteps steps(problem, kv_head, first);
   if (group == G::GROUPS) {
     fewer_registers<G::COPY_REGISTERS>();
-    copy_queries<D>(layout, in, statistics, batch, kv_head, first, steps, problem);
+    copy_for_keys<D>(layout, in, batch, kv_head, first, steps, problem, [&](int place, int head, int query) {
+      copy_statistics<D>(layout, statistics, place, batch, head, query, problem);
+    });
   } else {
     more_registers<G::REGISTERS>();
     sum_over_queries<D>(layout, in, group, first, steps, dk, dv, batch, kv_head, problem);

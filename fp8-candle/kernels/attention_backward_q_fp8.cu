@@ -10,21 +10,6 @@
 constexpr int PASSES = 3;
 
 template <int D>
-__device__ __forceinline__ void copy_keys(const Layout<D, 0>& tiles, const Fp8Inputs& in, int batch, int head, int first, int steps,
-                                          const Problem& problem) {
-  using G = BackwardGroups;
-  const Heads<const __nv_bfloat16> k = in.k.at(batch, head / problem.group), v = in.v.at(batch, head / problem.group);
-  copy_panels<D, G::ROWS>(tiles.fixed(0), in.q.at(batch, head), first, problem.queries, problem.head_dim);
-  copy_panels<D, G::ROWS>(tiles.fixed(1), in.dout.at(batch, head), first, problem.queries, problem.head_dim);
-  int step = 0;
-  G::Tiles::fill(PASSES * steps, [&](int place) {
-    copy_panels<D, G::STEP>(tiles.slot(place, 0), k, step * G::STEP, problem.keys, problem.head_dim);
-    copy_panels<D, G::STEP>(tiles.slot(place, 1), v, step * G::STEP, problem.keys, problem.head_dim);
-    step = step + 1 == steps ? 0 : step + 1;
-  });
-}
-
-template <int D>
 __device__ __forceinline__ void sum_over_keys(const Layout<D, 0>& tiles, const Fp8Inputs& in, const float* lse_row,
                                               QueryStatistics* statistics, int group, int first, int steps,
                                               const Results& dq_rows, int batch, int head, const Problem& problem) {
@@ -178,7 +163,7 @@ __device__ __forceinline__ void attention_backward_q_fp8(const Fp8Inputs& in, co
   const int steps = max(1, (problem.visible(first + G::ROWS - 1) + G::STEP - 1) / G::STEP);
   if (group == G::GROUPS) {
     fewer_registers<G::COPY_REGISTERS>();
-    copy_keys(layout, in, batch, head, first, steps, problem);
+    copy_for_queries<D, PASSES>(layout, in, batch, head, first, steps, problem);
   } else {
     more_registers<G::REGISTERS>();
     sum_over_keys(layout, in, lse + (uint64_t)pair * statistics_row(problem.queries), statistics + (uint64_t)pair * problem.queries,

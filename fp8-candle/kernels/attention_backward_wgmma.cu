@@ -14,29 +14,19 @@ struct Inputs {
   float softmax_scale_log2, softmax_scale;
 };
 
+// Log-sum-exps and deltas of the queries of a step.
 template <int D>
-__device__ __forceinline__ void copy_for_keys(const Layout<D, 2 * BackwardGroups::STEP>& tiles, const Inputs& in, int batch,
-                                              int kv_head, int first, QuerySteps steps, const Problem& problem) {
-  using G = BackwardGroups;
-  constexpr int STEP = G::STEP;
-  copy_panels<D, G::ROWS>(tiles.fixed(0), in.k.at(batch, kv_head), first, problem.keys, problem.head_dim);
-  copy_panels<D, G::ROWS>(tiles.fixed(1), in.v.at(batch, kv_head), first, problem.keys, problem.head_dim);
-  G::Tiles::fill(steps.places, [&](int place) {
-    const int head = steps.head, query = steps.query;
-    copy_panels<D, STEP>(tiles.slot(place, 0), in.q.at(batch, head), query, problem.queries, problem.head_dim);
-    copy_panels<D, STEP>(tiles.slot(place, 1), in.dout.at(batch, head), query, problem.queries, problem.head_dim);
-    // Rows beyond the last query are zeros and add nothing: their P is multiplied by a dout of 0, and their dS is 0.
-    const int thread = recomputed(threadIdx.x) % WARPGROUP_THREADS;
-    if (thread < STEP / 2) {
-      const int row = query + thread % (STEP / 4) * 4, stride = statistics_row(problem.queries);
-      const float* const source = (thread < STEP / 4 ? in.lse : in.delta) + ((uint64_t)batch * problem.heads + head) * stride;
-      cp_async_16(tiles.extra(place) + thread * 4, source + row, row < stride);
-    }
-    steps.advance(problem);
-  });
+__device__ __forceinline__ void copy_statistics(const Layout<D, 2 * BackwardGroups::STEP>& tiles, const Inputs& in, int place,
+                                                int batch, int head, int query, const Problem& problem) {
+  constexpr int STEP = BackwardGroups::STEP;
+  const int thread = recomputed(threadIdx.x) % WARPGROUP_THREADS;
+  if (thread < STEP / 2) {
+    const int row = query + thread % (STEP / 4) * 4, stride = statistics_row(problem.queries);
+    const float* const source = (thread < STEP / 4 ? in.lse : in.delta) + ((uint64_t)batch * problem.heads + head) * stride;
+    cp_async_16(tiles.extra(place) + thread * 4, source + row, row < stride);
+  }
 }
 
-// Products have keys as rows, so P^T and dS^T are left operands as they are.
 template <int D>
 __device__ __forceinline__ void sum_over_queries(const Layout<D, 2 * BackwardGroups::STEP>& tiles, const Inputs& in, int group,
                                                  int first, QuerySteps steps, const Heads<__nv_bfloat16>& dk_rows,
@@ -73,6 +63,7 @@ __device__ __forceinline__ void sum_over_queries(const Layout<D, 2 * BackwardGro
         for (int e = 0; e < 4; e++)
           if (distance + 8 * n + 2 * t + (e & 1) < row + 8 * (e >> 1)) s[n][e] = 0.0f;
     }
+    round_results(p, s);
   };
   const auto gradients = [&](int place) {
     const float* const delta = tiles.extra(place) + STEP + 2 * t;
@@ -82,73 +73,15 @@ __device__ __forceinline__ void sum_over_queries(const Layout<D, 2 * BackwardGro
 #pragma unroll
       for (int e = 0; e < 4; e++) dp[n][e] = s[n][e] * (dp[n][e] - (e & 1 ? pair.y : pair.x));
     }
-  };
-
-  const auto start_logits = [&](int place) {
-    k.template multiply<STEP>(s, shared_address(tiles.slot(place, 0)));
-    wgmma_commit();
-  };
-  // From the logits on, until the sums are started.
-  const auto step = [&](int place) {
-    const uint32_t q = shared_address(tiles.slot(place, 0)), dout = shared_address(tiles.slot(place, 1));
-    wgmma_fence();
-    v.template multiply<STEP>(dp, dout);
-    wgmma_commit();
-    probabilities(place);
-    round_results(p, s);
-    wgmma_fence();
-    add_results<STEP>(dv[0], p, dout);
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_done(dp);
-    gradients(place);
     round_results(ds, dp);
-    wgmma_fence();
-    add_results<STEP>(dk[0], ds, q);
-    wgmma_commit();
-  };
-  const auto finish = [&] {
-    wgmma_wait<0>();
-    wgmma_done(dk[0]);
-    wgmma_done(dv[0]);
-    wgmma_done(p);
-    wgmma_done(ds);
   };
 
-  wgmma_fence();
-  start_logits(0);
-  wgmma_wait<0>();
-  wgmma_done(s);
-#pragma unroll 1
-  for (int place = 0; place + 1 < steps.places; place++) {
-    step(place);
-    steps.advance(problem);
-    G::Tiles::await(place + 1, group);
-    start_logits(place + 1);
-    finish();
-    wgmma_done(s);
-    G::Tiles::give_back(place, steps.places);
-  }
-  step(steps.places - 1);
-  finish();
+  go_through_queries<D, D == 64>(tiles, group, steps, problem, k, v, s, dp, p, ds, dk, dv, probabilities, gradients);
 
   const int first_row = first_key + 16 * (recomputed(threadIdx.x) / 32 % 4);
   const float scale[1][2] = {{in.softmax_scale, in.softmax_scale}}, one[1][2] = {{1.0f, 1.0f}};
   store_rows<D>(dk_rows, first_row, problem.keys, problem.head_dim, dk, scale);
   store_rows<D>(dv_rows, first_row, problem.keys, problem.head_dim, dv, one);
-}
-
-template <int D>
-__device__ __forceinline__ void copy_for_queries(const Layout<D, 0>& tiles, const Inputs& in, int batch, int head, int first,
-                                                 int steps, const Problem& problem) {
-  using G = BackwardGroups;
-  const Heads<const __nv_bfloat16> k = in.k.at(batch, head / problem.group), v = in.v.at(batch, head / problem.group);
-  copy_panels<D, G::ROWS>(tiles.fixed(0), in.q.at(batch, head), first, problem.queries, problem.head_dim);
-  copy_panels<D, G::ROWS>(tiles.fixed(1), in.dout.at(batch, head), first, problem.queries, problem.head_dim);
-  G::Tiles::fill(steps, [&](int place) {
-    copy_panels<D, G::STEP>(tiles.slot(place, 0), k, place * G::STEP, problem.keys, problem.head_dim);
-    copy_panels<D, G::STEP>(tiles.slot(place, 1), v, place * G::STEP, problem.keys, problem.head_dim);
-  });
 }
 
 template <int D>
@@ -185,6 +118,7 @@ __device__ __forceinline__ void sum_over_keys(const Layout<D, 0>& tiles, const I
   };
   const auto probabilities = [&](int place) {
     const int before = place * STEP;
+    // Known before the exponentials: with `hide` after them the code is longer.
     const bool masked = before + STEP > problem.visible(row);
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -260,7 +194,9 @@ __device__ __forceinline__ void attention_backward_kv_wgmma(const Inputs& in, co
   const QuerySteps steps(problem, kv_head, first);
   if (group == G::GROUPS) {
     fewer_registers<G::COPY_REGISTERS>();
-    copy_for_keys(layout, in, batch, kv_head, first, steps, problem);
+    copy_for_keys<D>(layout, in, batch, kv_head, first, steps, problem, [&](int place, int head, int query) {
+      copy_statistics<D>(layout, in, place, batch, head, query, problem);
+    });
   } else {
     more_registers<G::REGISTERS>();
     sum_over_queries(layout, in, group, first, steps, all_dk.at(batch, kv_head), all_dv.at(batch, kv_head), problem);
@@ -281,7 +217,7 @@ __device__ __forceinline__ void attention_backward_q_wgmma(const Inputs& in, con
   const int steps = max(1, (problem.visible(first + G::ROWS - 1) + G::STEP - 1) / G::STEP);
   if (group == G::GROUPS) {
     fewer_registers<G::COPY_REGISTERS>();
-    copy_for_queries(layout, in, batch, head, first, steps, problem);
+    copy_for_queries<D, 1>(layout, in, batch, head, first, steps, problem);
   } else {
     more_registers<G::REGISTERS>();
     sum_over_keys(layout, in, (uint64_t)pair * statistics_row(problem.queries), group, first, steps, all_dq.at(batch, head),

@@ -6,7 +6,8 @@ use crate::kernels;
 /// The codes of `values` in blocks of [`EXPANDED_BLOCK`], and the amax and the curve of each block.
 ///
 /// The element `x` of a block has the code of `y = 448 (|x| / amax)^k` with the sign of `x`, where `k` is 1, 2, 4 or 1/2 for the curves 0
-/// to 3; the quotient is a product with the rounded reciprocal of the amax. A block that expands takes the largest `k` that leaves magnitudes of a sixteenth of its mean their full precision.
+/// to 3; the quotient is a product with the rounded reciprocal of the amax. A block that expands takes the largest `k` that leaves magnitudes
+/// of a sixteenth of its mean their full precision.
 ///
 /// Without `words`, `y` is rounded to nearest. With them it is rounded up at random: if `f` is how far `y` is on the way from one code to the
 /// next, where `floor(f * 2^20)` and the upper 20 bits of the word add up to at least 2^20.

@@ -55,3 +55,25 @@ pub(super) fn softmax_scale_log2(attention: &Attention) -> f32 {
 pub(super) fn statistics_row(attention: &Attention) -> usize {
     attention.queries.next_multiple_of(4)
 }
+
+/// A call with grouped heads and a causal mask.
+#[cfg(test)]
+pub(super) fn example(tokens: usize, head_dim: usize) -> Attention {
+    Attention {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        queries: tokens,
+        keys: tokens,
+        head_dim,
+        causal: true,
+        window: None,
+        key_lengths: None,
+        softmax_scale: 0.125,
+        dropout: None,
+        operands: None,
+        products: crate::base::data::attention_products::AttentionProducts::none(),
+        tokens_first: false,
+        normalizes: false,
+    }
+}

@@ -275,25 +275,13 @@ impl Backward<'_> {
 mod tests {
     use super::*;
     use crate::base::data::attention_products::AttentionProducts;
+    use crate::device::cuda::attention_args::example;
     use crate::device::fused_attention;
 
     fn attention(products: AttentionProducts) -> Attention {
         Attention {
-            batch: 2,
-            heads: 4,
-            kv_heads: 2,
-            queries: 1 << 20,
-            keys: 1 << 20,
-            head_dim: 128,
-            causal: true,
-            window: None,
-            key_lengths: None,
-            softmax_scale: 0.125,
-            dropout: None,
-            operands: None,
             products,
-            tokens_first: false,
-            normalizes: false,
+            ..example(1 << 20, 128)
         }
     }
 

@@ -115,27 +115,7 @@ pub(super) fn backward_q(gpu: &Gpu, attention: &Attention, dtype: DType) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::data::attention_products::AttentionProducts;
-
-    fn attention(head_dim: usize) -> Attention {
-        Attention {
-            batch: 2,
-            heads: 4,
-            kv_heads: 2,
-            queries: 300,
-            keys: 300,
-            head_dim,
-            causal: true,
-            window: None,
-            key_lengths: None,
-            softmax_scale: 0.125,
-            dropout: None,
-            operands: None,
-            products: AttentionProducts::none(),
-            tokens_first: false,
-            normalizes: false,
-        }
-    }
+    use crate::device::cuda::attention_args::example;
 
     /// All three kernels where the loaded code is that of 9.0a, for bf16 alone, and none elsewhere.
     #[test]
@@ -149,7 +129,7 @@ mod tests {
             && loaded::architecture(&gpu, FORWARD_64.module)? == ARCHITECTURE;
         const MOST_SHARED: u32 = 227 << 10;
         for head_dim in [8, 64, 72, 128] {
-            let a = attention(head_dim);
+            let a = example(300, head_dim);
             for dtype in [DType::BF16, DType::F16, DType::F32] {
                 let launches = [
                     forward(&gpu, &a, dtype, 0.2)?,
