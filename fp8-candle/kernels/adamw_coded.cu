@@ -9,6 +9,9 @@
 
 constexpr uint32_t BLOCK = 128;
 constexpr uint32_t OWN = 4;
+// Random words of a block. Elements of its second half use those of the first half, rotated.
+constexpr uint32_t WORDS = BLOCK / 2;
+constexpr uint32_t HALF_ROTATED = 16;
 constexpr float LARGEST = 448.0f;
 
 // The element x has the code of 448 (|x| / amax)^k with its sign. Numbers are those of the CPU.
@@ -52,7 +55,7 @@ struct Shares {
 };
 
 // What magnitudes are multiplied by to become shares of the amax: first by a power of two, which keeps the reciprocal away from both
-// ends of f32. The share of the amax itself is at least 1.
+// ends of f32, then by the number after the reciprocal. The share of the amax itself is at least 1.
 struct Factors {
   float exact, reciprocal;
 
@@ -62,9 +65,7 @@ struct Factors {
       return;
     }
     exact = amax < 0x1p-63f ? 0x1p63f : amax > 0x1p63f ? 0x1p-63f : 1.0f;
-    amax = mul(amax, exact);
-    reciprocal = quotient(1.0f, amax);
-    if (mul(amax, reciprocal) < 1.0f) reciprocal = __uint_as_float(__float_as_uint(reciprocal) + 1);
+    reciprocal = __uint_as_float(__float_as_uint(quotient(1.0f, mul(amax, exact))) + 1);
   }
   // At most 1. NaN stays NaN.
   __device__ __forceinline__ float share(float magnitude) const {
@@ -91,7 +92,8 @@ __device__ __forceinline__ float sum_of_block(const float (&v)[OWN]) {
 
 // The code of a magnitude of at most 448, or NaN, by a random word: a fixed-point number with 20 bits after the point counts codes.
 __device__ __forceinline__ uint32_t round_up_at_random(float y, uint32_t word) {
-  const uint32_t fixed = y < 0x1p-6f ? (uint32_t)(y * 0x1p29f) : __float_as_uint(y) - (120u << 23);
+  constexpr uint32_t SMALLEST_NORMAL = 121u << 23;
+  const uint32_t fixed = y < 0x1p-6f ? __float_as_uint(add(y, 0x1p-6f)) - SMALLEST_NORMAL : __float_as_uint(y) - (120u << 23);
   return isnan(y) ? NAN_CODE : (fixed + (word >> 12)) >> 20;
 }
 
@@ -135,14 +137,15 @@ struct CodedBlock {
     const Factors factors(largest);
     const bool stochastic = flags & STOCHASTIC_CODES;
     const uint32_t random[OWN] = {words.x, words.y, words.z, words.w};
+    const uint32_t turn = rotated + (threadIdx.x & 16 ? HALF_ROTATED : 0);
     const Encoder nearest(E4M3, NEAREST_EVEN, true, false);
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < (int)OWN; i++) {
       const float y = mul(LARGEST, raise(k, factors.share(fabsf(v[i]))));
-      uint32_t code = stochastic ? round_up_at_random(y, __funnelshift_l(random[i], random[i], rotated))
+      uint32_t code = stochastic ? round_up_at_random(y, __funnelshift_l(random[i], random[i], turn))
                                  : nearest.code(__float_as_uint(y), 0);
-      code |= __float_as_uint(v[i]) >> 31 << 7;
+      if (!non_negative) code |= __float_as_uint(v[i]) >> 31 << 7;
       if (non_negative && v[i] > 0.0f && code == 0) code = 1;
       word |= code << 8 * i;
     }
@@ -229,7 +232,10 @@ __device__ __forceinline__ void update_coded(const Chunk* chunks, const Params* 
       if (p.master) store_some(pointer<float>(p.master) + own, count, packed, master);
     }
     uint4 words = make_uint4(0, 0, 0, 0);
-    if (p.flags & STOCHASTIC_CODES) words = philox(own / OWN, control->step, (uint32_t)p.random, p.seed);
+    if (p.flags & STOCHASTIC_CODES) {
+      const uint64_t word = first / BLOCK * WORDS + lane * OWN % WORDS;
+      words = philox(word / 4, control->step, (uint32_t)p.random, p.seed);
+    }
     exp_avg.write(m, count, elements, packed, false, p.flags, words);
     exp_avg_sq.write(v, count, elements, packed, true, p.flags, words);
   }

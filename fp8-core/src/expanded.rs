@@ -1,6 +1,6 @@
 //! Slices of values as blocks that each lie on a curve; `expansion.rs` defines them.
 
-use crate::expansion::{EXPANDED_BLOCK, Expansion, RandomWords};
+use crate::expansion::{EXPANDED_BLOCK, EXPANDED_WORDS, Expansion, RandomWords};
 use crate::kernels;
 
 /// The codes of `values` in blocks of [`EXPANDED_BLOCK`], and the amax and the curve of each block.
@@ -10,7 +10,8 @@ use crate::kernels;
 /// of a sixteenth of its mean their full precision.
 ///
 /// Without `words`, `y` is rounded to nearest. With them it is rounded up at random: if `f` is how far `y` is on the way from one code to the
-/// next, where `floor(f * 2^20)` and the upper 20 bits of the word add up to at least 2^20.
+/// next, where `f * 2^20`, as an integer, and 20 bits of the element's word add up to at least 2^20. It is rounded down to one, but to
+/// nearest where `y` is below 1/64, the smallest normal number.
 ///
 /// An amax beyond the largest f32 is stored as the largest f32. NaN has the code of NaN.
 ///
@@ -28,7 +29,7 @@ use crate::kernels;
 /// ```
 ///
 /// # Panics
-/// If lengths do not fit: a code and a word for each value, an amax and a curve for each block.
+/// If lengths do not fit: a code for each value; an amax, a curve and [`EXPANDED_WORDS`] words for each block.
 pub fn encode_expanded(
     values: &[f32],
     expansion: Expansion,
@@ -37,7 +38,7 @@ pub fn encode_expanded(
 ) {
     check(values.len(), [codes.len(), amaxes.len(), curves.len()]);
     if let Some(RandomWords { words, .. }) = words {
-        assert_eq!(words.len(), values.len(), "words");
+        assert_eq!(words.len(), amaxes.len() * EXPANDED_WORDS, "words");
     }
     let isa = kernels::Isa::best();
     kernels::expanded::encode(isa, values, expansion, words, (codes, amaxes, curves));

@@ -9,6 +9,9 @@ use crate::{Cast, Format};
 /// Elements of a block of [`encode_expanded`](crate::encode_expanded); the last one may have fewer.
 pub const EXPANDED_BLOCK: usize = 128;
 
+/// Random words of a block of [`encode_expanded`](crate::encode_expanded): two elements share one.
+pub const EXPANDED_WORDS: usize = EXPANDED_BLOCK / 2;
+
 /// How many curves there are: they are numbered from 0.
 pub const EXPANDED_CURVES: u8 = 4;
 
@@ -20,19 +23,35 @@ pub(crate) const LARGEST: f32 = 448.;
 pub struct Expansion {
     /// Whether blocks choose a curve; otherwise every block is on the straight one, number 0.
     pub expands: bool,
-    /// Whether values above 0 stay above 0: one that is too small gets the smallest positive code.
+    /// Whether no value is negative. Then no code has a sign, and values above 0 stay above 0: one that is too small gets the smallest
+    /// positive code.
     pub non_negative: bool,
 }
 
 /// The random words of elements, for stochastic rounding.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWords<'a> {
-    /// One for each element, see [`random_words`](crate::random_words).
+    /// [`EXPANDED_WORDS`] for each block, see [`random_words`](crate::random_words).
     pub words: &'a [u32],
-    /// By how many bits each word is rotated left before its upper 20 bits are used. Rounding looks at the highest ones first, so that one
-    /// draw serves several tensors.
+    /// By how many bits each word is rotated left before its upper 20 bits are used: for elements in the second half of their block, by 16
+    /// more. Rounding looks at the highest bits first, so one word serves two elements, and one draw several tensors.
     pub rotated: u32,
 }
+
+impl RandomWords<'_> {
+    /// The bits of an element of the first block, by its number.
+    pub(crate) fn bits(&self, element: usize) -> u32 {
+        let (half, word) = (element / EXPANDED_WORDS, element % EXPANDED_WORDS);
+        let rotated = self.rotated + HALF_ROTATED * half as u32;
+        self.words[word].rotate_left(rotated) >> (u32::BITS - RANDOM_BITS)
+    }
+}
+
+/// How many bits of a random word an element's rounding uses.
+pub(crate) const RANDOM_BITS: u32 = 20;
+
+/// By how many bits more words are rotated for the second half of a block.
+pub(crate) const HALF_ROTATED: u32 = 16;
 
 /// The codes, amaxes and curves of blocks.
 pub(crate) type Outs<'a> = (&'a mut [u8], &'a mut [f32], &'a mut [u8]);
@@ -132,22 +151,32 @@ pub(crate) fn amax_and_curve(largest: f32, sum: f32, len: usize, expands: bool) 
 }
 
 /// Two factors of the magnitudes of a block that divide them by its amax, one after the other: an exact one, which keeps the second away
-/// from both ends of f32, and a reciprocal. With them, the amax itself becomes at least 1.
+/// from both ends of f32, and one above the reciprocal. With them, the amax itself becomes at least 1.
+#[inline(always)]
 pub(crate) fn factors(amax: f32) -> [f32; 2] {
-    const FAR: f32 = (1u64 << 63) as f32;
+    match (1. / FAR..=FAR).contains(&amax) {
+        true => [1., above_reciprocal(amax)],
+        false => factors_far_from_one(amax),
+    }
+}
+
+const FAR: f32 = (1u64 << 63) as f32;
+
+/// The next number after the rounded reciprocal, which is not below the exact one.
+#[inline(always)]
+fn above_reciprocal(x: f32) -> f32 {
+    f32::from_bits((1. / x).to_bits() + 1)
+}
+
+#[cold]
+fn factors_far_from_one(amax: f32) -> [f32; 2] {
     let exact = match amax {
         // A block of zeros.
         0. => return [1.; 2],
-        amax if amax < 1. / FAR => FAR,
-        amax if amax > FAR => 1. / FAR,
-        _ => 1.,
+        amax if amax < 1. => FAR,
+        _ => 1. / FAR,
     };
-    let amax = amax * exact;
-    let reciprocal = 1. / amax;
-    match amax * reciprocal < 1. {
-        true => [exact, reciprocal.next_up()],
-        false => [exact, reciprocal],
-    }
+    [exact, above_reciprocal(amax * exact)]
 }
 
 /// Sums of a block: element `i` belongs to sum `i % SUMS`.
@@ -216,37 +245,35 @@ pub(crate) fn encode_block(
                 *code = rounder.code(x.to_bits(), 0);
             }
         }
-        Some(RandomWords { words, rotated }) => {
-            for ((code, y), word) in codes.iter_mut().zip(&raised).zip(words) {
+        Some(random) => {
+            for (i, (code, y)) in codes.iter_mut().zip(&raised).enumerate() {
                 let sign = (y.to_bits() >> 24) as u8 & 0x80;
-                *code = sign | round_up_at_random(y.abs(), word.rotate_left(rotated));
+                *code = sign | round_up_at_random(y.abs(), random.bits(i));
             }
         }
     }
     if expansion.non_negative {
         for (code, value) in codes.iter_mut().zip(values) {
-            *code = (*code).max(u8::from(*value > 0.));
+            *code = (*code & 0x7F).max(u8::from(*value > 0.));
         }
     }
     (amax, curve)
 }
 
-/// A fixed-point number with 20 bits after the point counts codes of E4M3. Below the smallest normal number, where codes are 2^-9 apart, it is
-/// the value times this factor.
-pub(crate) const FIXED: f32 = (1u32 << 29) as f32;
-/// The smallest normal number. From there on, the fixed-point number is the bits of the f32 less [`BELOW`].
+/// The smallest normal number. A fixed-point number with 20 bits after the point counts codes of E4M3: from this magnitude on, it is the
+/// bits of the f32 less [`BELOW`].
 pub(crate) const NORMAL: f32 = 1. / 64.;
 pub(crate) const BELOW: u32 = 120 << 23;
 
-/// The code of a magnitude of at most 448, or NaN, by a random word.
+/// The code of a magnitude of at most 448, or NaN, by [`RANDOM_BITS`] random bits.
 #[inline(always)]
-fn round_up_at_random(y: f32, word: u32) -> u8 {
+fn round_up_at_random(y: f32, random: u32) -> u8 {
     let fixed = match y < NORMAL {
-        // The product is exact.
-        true => (y * FIXED) as u32,
+        // Codes are 2^-9 apart, and floats from NORMAL to its double are 2^-29 apart: the sum rounds to the fixed-point number.
+        true => (y + NORMAL).to_bits() - NORMAL.to_bits(),
         false => y.to_bits().wrapping_sub(BELOW),
     };
-    let code = (fixed.wrapping_add(word >> 12) >> 20) as u8;
+    let code = (fixed.wrapping_add(random) >> RANDOM_BITS) as u8;
     if y.is_nan() { 0x7F } else { code }
 }
 

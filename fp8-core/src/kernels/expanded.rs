@@ -4,7 +4,7 @@
 use super::avx512;
 use super::dispatch;
 use crate::expansion::{
-    Curve, EXPANDED_BLOCK, Expansion, Outs, RandomWords, decode_block, encode_block,
+    Curve, EXPANDED_BLOCK, EXPANDED_WORDS, Expansion, Outs, RandomWords, decode_block, encode_block,
 };
 
 pub(crate) fn encode(
@@ -47,7 +47,7 @@ dispatch! {
         let marks = amaxes.iter_mut().zip(curves);
         for (block, ((values, codes), (amax, curve))) in blocks.zip(marks).enumerate() {
             let own = words.map(|random| RandomWords {
-                words: &random.words[block * EXPANDED_BLOCK..],
+                words: &random.words[block * EXPANDED_WORDS..],
                 ..random
             });
             let (largest, on) = encode_block(values, expansion, own, codes);

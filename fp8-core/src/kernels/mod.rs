@@ -16,6 +16,7 @@ pub(crate) mod convert;
 pub(crate) mod decode;
 pub(crate) mod expanded;
 pub(crate) mod general;
+pub(crate) mod groups;
 pub(crate) mod halves;
 mod isa;
 mod narrowing;

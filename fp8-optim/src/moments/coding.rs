@@ -1,7 +1,8 @@
 //! How values of a moment become codes.
 
 use fp8_core::{
-    EXPANDED_BLOCK, Expansion, RandomWords, StochasticKey, encode_expanded, random_words,
+    EXPANDED_BLOCK, EXPANDED_WORDS, Expansion, RandomWords, StochasticKey, encode_expanded,
+    random_words,
 };
 
 use super::super::rule::MAX_MOMENTS;
@@ -22,17 +23,17 @@ pub(crate) struct Coding {
 /// The random bits of a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Random {
-    /// The same for all moments of a variable, which share its words.
+    /// The same for all moments of a variable, which share its words: those of block number `i` begin at `EXPANDED_WORDS * i`.
     pub(crate) key: StochasticKey,
     /// By how many bits the words are rotated left for this moment.
     pub(crate) rotated: u32,
 }
 
 impl Random {
-    /// Those of moment number `i` of the variable with this key. Rounding looks at the upper bits of a word first, and each moment has other
-    /// bits there.
+    /// Those of moment number `i` of the variable with this key. Rounding looks at the upper bits of a word first, and each moment of both
+    /// elements that share a word has other bits there.
     pub(crate) fn of(key: StochasticKey, i: usize) -> Self {
-        const APART: u32 = u32::BITS / MAX_MOMENTS as u32;
+        const APART: u32 = u32::BITS / (2 * MAX_MOMENTS) as u32;
         let rotated = i as u32 * APART;
         Self { key, rotated }
     }
@@ -42,7 +43,7 @@ impl Random {
 pub(crate) struct Draw {
     /// Number of the first element.
     first: u64,
-    words: [u32; DRAWN],
+    words: [u32; DRAWN / BLOCK * EXPANDED_WORDS],
     drawn: Option<StochasticKey>,
 }
 
@@ -50,7 +51,7 @@ impl Draw {
     pub(crate) fn new() -> Self {
         Self {
             first: 0,
-            words: [0; DRAWN],
+            words: [0; DRAWN / BLOCK * EXPANDED_WORDS],
             drawn: None,
         }
     }
@@ -70,9 +71,10 @@ impl Draw {
         let words = match coding.random {
             None => None,
             Some(Random { key, rotated }) => {
-                let words = &mut self.words[..values.len()];
+                let words = &mut self.words[..values.len().div_ceil(BLOCK) * EXPANDED_WORDS];
                 if self.drawn != Some(key) {
-                    random_words(key, self.first, words);
+                    let first = self.first / BLOCK as u64 * EXPANDED_WORDS as u64;
+                    random_words(key, first, words);
                     self.drawn = Some(key);
                 }
                 Some(RandomWords { words, rotated })
@@ -113,9 +115,9 @@ mod tests {
         };
         let len = 3 * DRAWN + 57;
         let values: Vec<f32> = (0..len).map(|i| 1. + (i % 97) as f32 / 97.).collect();
-        let mut words = vec![0; len];
-        random_words(key, 0, &mut words);
         let blocks = len.div_ceil(BLOCK);
+        let mut words = vec![0; blocks * EXPANDED_WORDS];
+        random_words(key, 0, &mut words);
         let coded = |i: usize| {
             let coding = Coding {
                 random: Some(Random::of(key, i)),
@@ -129,7 +131,7 @@ mod tests {
         for i in 0..MAX_MOMENTS {
             let random = RandomWords {
                 words: &words,
-                rotated: 10 * i as u32,
+                rotated: 5 * i as u32,
             };
             let (mut codes, mut amaxes, mut curves) =
                 (vec![0; len], vec![0.; blocks], vec![0; blocks]);

@@ -55,7 +55,8 @@ pub struct Fp8Moments {
     /// value itself if the curve is straight, and otherwise differs from it by less than a step between codes.) With rounding to nearest, a
     /// second moment would stand still while its changes (0.1% of it in a step) are below half a step between codes. The random bits follow
     /// from the optimizer's seed, the step, the variable's place among the sorted names and the element's index. The moments of a variable
-    /// share one draw, of which moment number `i` uses the bits from number `10 i` on first. Default: true.
+    /// share one draw, and so do elements 64 apart: moment number `i` uses the bits from number `5 i` on first, and from `5 i + 16` on in the
+    /// second half of a block. Default: true.
     pub stochastic: bool,
 }
 

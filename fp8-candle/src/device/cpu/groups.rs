@@ -2,15 +2,12 @@
 
 use super::fill::zeros;
 use super::pages;
-use super::scales::{quant_scales, reciprocals};
-use super::scratch::Scratch;
-use crate::base::data::scales::ScalePolicy;
 use crate::base::parallel::shared::Shared;
-use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
+use fp8_core::{HighPrecision, ScaleGrid};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// A matrix to cast. Each group has its own scale, from its amax, and lies within a row.
+/// A matrix to cast. Each group has its own scale, a power of two from its amax, and lies within a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups<'a, T> {
     pub(crate) x: &'a [T],
@@ -55,7 +52,6 @@ impl GroupCodes {
 /// The cast of [`Groups`] by several tasks.
 pub(super) struct Casting<'a, T> {
     groups: Groups<'a, T>,
-    cast: Cast,
     codes: Shared<'a, MaybeUninit<u8>>,
     dequant_scales: Shared<'a, f32>,
 }
@@ -66,7 +62,6 @@ impl<'a, T: HighPrecision> Casting<'a, T> {
         let codes = &mut room.codes.spare_capacity_mut()[..groups.x.len()];
         Self {
             groups,
-            cast: Cast::new(Format::E4M3),
             codes: Shared::new(codes),
             dequant_scales: Shared::new(&mut room.dequant_scales),
         }
@@ -78,7 +73,6 @@ impl<'a, T: HighPrecision> Casting<'a, T> {
     /// No two calls at a time cast the same row.
     pub(super) unsafe fn rows(&self, rows: Range<usize>) {
         let Groups { x, grid } = self.groups;
-        let part = grid.of_rows(rows.len());
         let elements = rows.start * grid.cols()..rows.end * grid.cols();
         let scales = rows.start * grid.scale_cols()..rows.end * grid.scale_cols();
         // SAFETY: the codes and scales of these rows, which the caller casts nowhere else.
@@ -86,18 +80,12 @@ impl<'a, T: HighPrecision> Casting<'a, T> {
             let codes = self.codes.part(elements.clone());
             (zeros(0, codes), self.dequant_scales.part(scales))
         };
-        let x = &x[elements];
-        let [mut amaxes, mut scales] = [(); 2].map(|()| Scratch::<f32>::new(dequant_scales.len()));
-        amaxes.fill(0.);
-        fp8_core::amax_rows(x, 0, &part, &mut amaxes);
-        quant_scales(
-            &amaxes,
-            self.cast.format,
-            ScalePolicy::Dynamic,
-            false,
-            &mut scales,
+        fp8_core::encode_groups(
+            &x[elements],
+            grid.cols(),
+            grid.block_cols(),
+            codes,
+            dequant_scales,
         );
-        reciprocals(&scales, dequant_scales);
-        fp8_core::encode_rows(&self.cast, x, 0, &part, &scales, codes);
     }
 }

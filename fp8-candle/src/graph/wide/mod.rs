@@ -144,8 +144,8 @@ impl WideNode {
     }
 
     /// The same node that keeps, for its backward pass, what norms, activations, attention and linear layers read there in FP8 instead
-    /// of high precision: E4M3 codes with an f32 scale from the largest magnitude of each group of this many neighbouring features,
-    /// rounded to nearest even. `None` keeps the values themselves; 0 counts as 1.
+    /// of high precision: E4M3 codes, rounded to nearest even, whose scale is the largest power of two under which the largest magnitude
+    /// of each group of this many neighbouring features is at most 448. `None` keeps the values themselves; 0 counts as 1.
     ///
     /// Results do not change. Gradients are those at the rounded values, which [`WideNode::with_recomputation`] also computes from.
     /// A group that holds Inf or NaN becomes NaN, and so do gradients that depend on it. Kept as they are: arguments, which

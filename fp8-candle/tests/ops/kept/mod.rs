@@ -20,7 +20,7 @@ fn rounded(x: &Tensor) -> Result<Tensor, Error> {
         rows: 1,
         cols: GROUP,
     };
-    let cast = Quantizer::dynamic(Format::E4M3, groups);
+    let cast = Quantizer::dynamic(Format::E4M3, groups).with_power_of_two(true);
     Ok(Fp8Tensor::quantize(x, &cast, Contraction::Cols)?.dequantize(x.dtype())?)
 }
 

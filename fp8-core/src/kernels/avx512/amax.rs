@@ -124,18 +124,23 @@ fn segments_of_words<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
         for (rest, max) in rest.chunks(BLOCK / 2).zip(&mut max) {
             *max = _mm512_max_epu16(*max, _mm512_and_si512(load_words(rest), magnitude));
         }
-        let max = _mm512_max_epu16(max[0], max[1]);
-        let half = _mm512_extracti64x4_epi64::<1>(max);
-        let max = _mm256_max_epu16(_mm512_castsi512_si256(max), half);
-        let half = _mm256_extracti128_si256::<1>(max);
-        let max = _mm_max_epu16(_mm256_castsi256_si128(max), half);
-        // The smallest complement belongs to the largest word.
-        let least = _mm_minpos_epu16(_mm_xor_si128(max, _mm_set1_epi16(-1)));
-        let word = !_mm_cvtsi128_si32(least) as u16;
+        let word = largest_word(_mm512_max_epu16(max[0], max[1]));
         let max = match <T as Sealed>::KIND {
             Kind::F16 => convert::f16_to_f32(f16::from_bits(word)),
             _ => convert::bf16_to_f32(bf16::from_bits(word)),
         };
         *out = f32::from_bits(max.to_bits().max(out.to_bits() & 0x7FFF_FFFF));
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn largest_word(words: __m512i) -> u16 {
+    let half = _mm512_extracti64x4_epi64::<1>(words);
+    let max = _mm256_max_epu16(_mm512_castsi512_si256(words), half);
+    let half = _mm256_extracti128_si256::<1>(max);
+    let max = _mm_max_epu16(_mm256_castsi256_si128(max), half);
+    // The smallest complement belongs to the largest word.
+    let least = _mm_minpos_epu16(_mm_xor_si128(max, _mm_set1_epi16(-1)));
+    !_mm_cvtsi128_si32(least) as u16
 }

@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    BLOCK, Block, VECTORS, load_block, load_bytes, round::any_nan, scales::VectorScales,
+    BLOCK, Block, VECTORS, exact, load_block, load_bytes, round::any_nan, scales::VectorScales,
     store_block, table, to_words,
 };
 use crate::{
@@ -33,6 +33,7 @@ pub(crate) struct Wide {
     special_above: u8,
     has_f16: bool,
     has_negative_zero: bool,
+    is_e4m3: bool,
 }
 
 impl Wide {
@@ -54,6 +55,7 @@ impl Wide {
             },
             has_f16: !matches!(format, Format::E5M2Fnuz),
             has_negative_zero: ocp,
+            is_e4m3: matches!(format, Format::E4M3),
         }
     }
 }
@@ -82,6 +84,21 @@ pub(crate) fn run<T: HighPrecision>(
         let has_negative_zero = wide.has_negative_zero;
         // SAFETY: an `Isa` of this level with VBMI exists only where all these features were found.
         unsafe { table::segments(widening, has_negative_zero, codes, len, dequant_scales, dst) };
+        return true;
+    }
+    if let Layout::Segments(len) = layout
+        && vbmi
+        && T::KIND == Kind::Bf16
+        && wide.is_e4m3
+        && len >= BLOCK
+        && exact::decodes(dequant_scales)
+    {
+        // SAFETY: an `Isa` of this level with VBMI exists only where all these features were found.
+        unsafe {
+            exact::decode(codes, len, dequant_scales, dst, |codes, scale, dst| {
+                segments_of(widening, wide, codes, codes.len(), &[scale], dst);
+            });
+        }
         return true;
     }
     if wide.has_f16 {

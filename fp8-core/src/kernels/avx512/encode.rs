@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    BLOCK, Block, VECTORS, load_block,
+    BLOCK, Block, VECTORS, exact, load_block,
     philox::Generator,
     prefetch,
     round::{Rounder, Wide, any_nan},
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     HighPrecision, StochasticKey,
+    high_precision::sealed::Kind,
     kernels::{Isa, Layout},
 };
 
@@ -30,6 +31,22 @@ pub(crate) fn run<T: HighPrecision, const AMAX: bool>(
 ) -> u32 {
     assert!(super::is_in(isa));
     let (key, stochastic) = (random.unwrap_or_default(), random.is_some());
+    if let Layout::Segments(len) = layout
+        && !stochastic
+        && !AMAX
+        && T::KIND == Kind::Bf16
+        && wide.saturates_to_e4m3()
+        && len >= BLOCK
+        && exact::encodes(scales)
+    {
+        // SAFETY: an `Isa` of this level exists only where these four features were found.
+        unsafe {
+            exact::encode(src, len, scales, dst, |src, scale, dst| {
+                segments_of::<T, false, false>(wide, key, src, src.len(), &[scale], dst);
+            });
+        }
+        return 0;
+    }
     // SAFETY: an `Isa` of this level exists only where these four features were found.
     unsafe {
         match (layout, stochastic) {

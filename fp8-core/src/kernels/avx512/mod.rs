@@ -6,6 +6,7 @@
 pub(super) mod amax;
 pub(super) mod decode;
 pub(super) mod encode;
+pub(super) mod exact;
 pub(super) mod expanded;
 pub(super) mod halves;
 pub(super) mod philox;

@@ -14,10 +14,18 @@ pub(in super::super) fn words_of(isa: Isa, key: StochasticKey, first: u64, words
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn fill(generator: &Generator, first: u64, words: &mut [u32]) {
-    for (index, words) in words.chunks_mut(BLOCK).enumerate() {
-        let first = first.wrapping_add((index * BLOCK / 4) as u64);
-        let block = generator.sixteen(first).map(|vector| to_words(vector));
-        words.copy_from_slice(&block.as_flattened()[..words.len()]);
+    let (whole, rest) = words.as_chunks_mut::<BLOCK>();
+    let first_of = |block: usize| first.wrapping_add((block * BLOCK / 4) as u64);
+    let blocks = whole.len();
+    for (block, words) in whole.iter_mut().enumerate() {
+        let vectors = generator.sixteen(first_of(block));
+        for (to, vector) in words.as_chunks_mut::<LANES>().0.iter_mut().zip(vectors) {
+            *to = to_words(vector);
+        }
+    }
+    if !rest.is_empty() {
+        let last = generator.sixteen(first_of(blocks)).map(|v| to_words(v));
+        rest.copy_from_slice(&last.as_flattened()[..rest.len()]);
     }
 }
 
@@ -25,14 +33,15 @@ fn fill(generator: &Generator, first: u64, words: &mut [u32]) {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Generator {
     key: StochasticKey,
-    rounds: [[u32; 2]; philox::ROUNDS],
+    /// As wide as the lanes they go to: a vector of one is loaded by an operation that uses it, and takes no shuffle.
+    rounds: [[u64; 2]; philox::ROUNDS],
 }
 
 impl Generator {
     pub(super) fn new(key: StochasticKey) -> Self {
         let mut round_key = [key.seed as u32, (key.seed >> 32) as u32];
         let rounds = std::array::from_fn(|_| {
-            let this = round_key;
+            let this = round_key.map(u64::from);
             for (word, step) in round_key.iter_mut().zip(philox::KEY_STEPS) {
                 *word = word.wrapping_add(step);
             }
@@ -89,7 +98,7 @@ impl Generator {
             [index, _mm512_srli_epi64::<32>(index), step, tensor]
         });
         for [k0, k1] in self.rounds {
-            let keys = [splat(k0), splat(k1)];
+            let keys = [k0, k1].map(|key| _mm512_set1_epi64(key as i64));
             for [c0, c1, c2, c3] in &mut sets {
                 let p0 = _mm512_mul_epu32(multipliers[0], *c0);
                 let p1 = _mm512_mul_epu32(multipliers[1], *c2);

@@ -42,6 +42,11 @@ impl Wide {
             cap,
         })
     }
+
+    /// Whether products become E4M3, and at most its largest number.
+    pub(super) fn saturates_to_e4m3(&self) -> bool {
+        self.format == Format::E4M3 && self.cap == 448.
+    }
 }
 
 /// Values to add to a magnitude, indexed by the low five bits of its biased exponent (at least that of the smallest

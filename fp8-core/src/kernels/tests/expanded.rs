@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::random_f32;
 use crate::{
-    EXPANDED_BLOCK as BLOCK, EXPANDED_CURVES, Expansion, Format, RandomWords, StochasticKey,
+    EXPANDED_BLOCK as BLOCK, EXPANDED_CURVES, EXPANDED_WORDS, Expansion, Format, RandomWords,
+    StochasticKey,
     expansion::{Curve, decode_block, encode_block, factors},
     kernels::{Isa, expanded},
     random_words,
@@ -30,8 +31,9 @@ fn options() -> impl Iterator<Item = (Expansion, bool)> {
     })
 }
 
+/// Those of `len` elements.
 fn words(key: StochasticKey, len: usize) -> Vec<u32> {
-    let mut words = vec![0; len];
+    let mut words = vec![0; len.div_ceil(BLOCK) * EXPANDED_WORDS];
     random_words(key, 0, &mut words);
     words
 }
@@ -75,7 +77,7 @@ fn values(len: usize, sign: bool) -> Vec<f32> {
     (0..len).map(value).collect()
 }
 
-/// A code and its value, in f64.
+/// A code and its value, in f64; `word` is rotated until the bits that count are the upper ones.
 fn reference(x: f32, amax: f64, k: f64, non_negative: bool, word: Option<u32>) -> (u8, f64) {
     let t = if amax == 0. {
         0.
@@ -91,7 +93,7 @@ fn reference(x: f32, amax: f64, k: f64, non_negative: bool, word: Option<u32>) -
         below => (y - value(below)) / (value(below + 1) - value(below)),
     };
     let up = match word {
-        Some(word) => (share * 2f64.powi(20)) as u32 + (word.rotate_left(ROTATED) >> 12) >= 1 << 20,
+        Some(word) => (share * 2f64.powi(20)) as u32 + (word >> 12) >= 1 << 20,
         None => share > 0.5 || share == 0.5 && below % 2 == 1,
     };
     let mut code = below + u8::from(up);
@@ -124,7 +126,10 @@ fn codes_and_values_are_those_of_the_definition() {
             };
             for (i, x) in block.iter().enumerate() {
                 let at = b * BLOCK + i;
-                let word = words.as_ref().map(|words| words[at]);
+                let word = words.as_ref().map(|words| {
+                    let (half, i) = (i / EXPANDED_WORDS, i % EXPANDED_WORDS);
+                    words[b * EXPANDED_WORDS + i].rotate_left(ROTATED + 16 * half as u32)
+                });
                 let (code, exact) = reference(*x, amax, k, expansion.non_negative, word);
                 if code != coded.0[at] {
                     differ += 1;
@@ -151,14 +156,15 @@ fn every_instruction_set_is_the_definition() {
     let from_the_start = parts.map(|len| 0..len).into_iter();
     let within = (0..all.len() - 200).step_by(1999).map(|at| at..at + 200);
     for range in from_the_start.chain(within) {
-        let (values, words) = (&all[range.clone()], &words[range.clone()]);
+        let values = &all[range.clone()];
+        let words = &words[..range.len().div_ceil(BLOCK) * EXPANDED_WORDS];
         for (expansion, stochastic) in options() {
             let words = stochastic.then_some(words);
             let (mut codes, mut amaxes, mut curves) = (vec![], vec![], vec![]);
             let mut back = vec![];
             for (block, values) in values.chunks(BLOCK).enumerate() {
                 let own = words.map(|words| RandomWords {
-                    words: &words[block * BLOCK..],
+                    words: &words[block * EXPANDED_WORDS..],
                     rotated: ROTATED,
                 });
                 let (mut of_block, mut decoded) = ([0; BLOCK], [0.; BLOCK]);
@@ -299,4 +305,23 @@ fn the_mean_of_stochastic_codes_is_the_value() {
             assert!(error < bound, "{value}: {error}");
         }
     }
+}
+
+#[test]
+fn elements_that_share_a_word_are_rounded_apart() {
+    // In the middle between two codes, but for the amax.
+    let mut values = vec![1.0625f32; BLOCK];
+    values[0] = 448.;
+    let rounds = 200;
+    let mut equal = 0;
+    for step in 0..rounds {
+        let words = words(StochasticKey { step, ..KEY }, BLOCK);
+        let (codes, ..) = coded(Isa::best(), &values, Expansion::default(), Some(&words));
+        let (first, second) = codes.split_at(EXPANDED_WORDS);
+        let pairs = first.iter().zip(second).skip(1);
+        equal += pairs.filter(|(first, second)| first == second).count();
+    }
+    let share = equal as f64 / (f64::from(rounds) * (EXPANDED_WORDS - 1) as f64);
+    // Five standard deviations.
+    assert!((share - 0.5).abs() < 0.0225, "{share}");
 }

@@ -2,6 +2,7 @@
 
 mod decode;
 mod encode;
+mod exact;
 mod expanded;
 
 use half::{bf16, f16};
