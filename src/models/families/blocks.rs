@@ -22,6 +22,9 @@ pub(crate) trait Blocks {
     /// The linear layers of a block.
     fn projections(block: &mut Self::Block) -> Vec<&mut Projection>;
 
+    /// The linear layers of a block that write what is added to a residual, if what reads the sum divides it by its norm.
+    fn adders(block: &mut Self::Block) -> Vec<&mut Projection>;
+
     /// The norms of a block whose results are read only by linear layers and a router.
     fn norms(block: &mut Self::Block) -> Vec<NormReaders<'_>>;
 }

@@ -18,7 +18,8 @@ pub struct FoundCodes {
     pub plain: Vec<String>,
 }
 
-/// The error of a layer's outputs on the samples, as a share of the outputs, by norm. It counts only what depends on the choice of codes.
+/// The error of a layer's outputs on the samples, as a share of the outputs, by norm. It counts only what depends on the choice of codes,
+/// and tokens as the search does.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct OutputError {

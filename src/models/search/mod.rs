@@ -5,6 +5,7 @@ mod inputs;
 mod outliers;
 mod stage;
 mod task;
+mod tokens;
 mod walk;
 
 pub use found::{FoundCodes, OutputError};
@@ -26,6 +27,11 @@ const LEAST_TOKENS: usize = 64;
 /// as a served model casts them. Each weight is then rounded to make up for the errors of the layers before it, for those of the cast of
 /// its inputs, and for those of its own weights that are rounded already. The files have the same form, size and speed as without a
 /// search.
+///
+/// What reads a residual divides it by its norm first. So in the layers that add to it, tokens count in inverse proportion to the square of
+/// the residual that their block returns in high precision: in many models the first token and a few others have residuals so large that
+/// codes would be chosen for them alone. In other layers, in experts and in a BERT, whose residuals are of one size, all tokens count the
+/// same.
 ///
 /// Where nothing but linear layers reads a norm's result, as in the Llama family, outliers among its features move into the weights of
 /// these layers: the norm's weight is multiplied by powers of two, and theirs is divided by them, which changes nothing in high precision.

@@ -1,6 +1,7 @@
 //! Layers of a block that read the same input, and the search of their codes.
 
 use super::task::Task;
+use super::tokens::counted;
 use crate::models::error::Result;
 use crate::rewrite::QuantizeOptions;
 use candle_core::{D, DType, Tensor};
@@ -38,6 +39,8 @@ pub(super) struct Fed<'a> {
     pub(super) stage: &'a Stage,
     /// For each sample that reaches it: the inputs as served, before their cast, and those in high precision.
     pub(super) inputs: Vec<(Tensor, Tensor)>,
+    /// For each of these samples: factors of its tokens, as of [`factors`](super::tokens::factors). Empty if all tokens count the same.
+    pub(super) factors: Vec<Tensor>,
     /// In the order of the stage's paths.
     pub(super) weights: Vec<Tensor>,
 }
@@ -83,13 +86,19 @@ impl Fed<'_> {
         let first = self.stage.first();
         let (scaling, _) = self.scaling(first, shift, task)?;
         let mut products = InputProducts::new(task.wanted[first].0.sizes.1)?;
-        for (x, meant) in &self.inputs {
-            match shift {
-                None => products.add(&scaling.multiplied(x)?, meant)?,
-                Some(shift) => products.add(
-                    &scaling.multiplied(&shifted(x, shift)?)?,
-                    &shifted(meant, shift)?,
-                )?,
+        for (sample, (x, meant)) in self.inputs.iter().enumerate() {
+            let (x, meant) = match shift {
+                None => (scaling.multiplied(x)?, meant.clone()),
+                Some(shift) => (
+                    scaling.multiplied(&shifted(x, shift)?)?,
+                    shifted(meant, shift)?,
+                ),
+            };
+            match self.factors.get(sample) {
+                None => products.add(&x, &meant)?,
+                Some(factors) => {
+                    products.add(&counted(&x, factors)?, &counted(&meant, factors)?)?
+                }
             }
         }
         let inputs = PreparedInputs::new(&products, task.search, first)?;

@@ -5,6 +5,7 @@ use super::inputs::Viewer;
 use super::outliers::{self, Group};
 use super::stage::{Fed, Stage, Tried};
 use super::task::Task;
+use super::tokens::factors;
 use crate::models::error::Result;
 use crate::models::families::Blocks;
 use crate::rewrite::{OnProgress, Progress};
@@ -29,8 +30,10 @@ pub(super) fn walk<B: Blocks>(
         Progress::report(&format!("block {i}"), done, total, on_progress)?;
         let mut working = block.clone();
         let groups = outliers::groups::<B>(block, task);
-        for round in rounds(stages(model, block, task, &mut meant)?, &groups) {
-            let fed = fed::<B>(model, &mut working, &round.stages, &served)?;
+        let stages = stages(model, block, task, &mut meant)?;
+        let factors = factors(&meant)?;
+        for round in rounds(stages, &groups) {
+            let fed = fed::<B>(model, &mut working, &round.stages, &served, &factors)?;
             take::<B>(&mut working, &round, &fed, task, &mut found)?;
         }
         for x in &mut served {
@@ -162,6 +165,7 @@ fn fed<'a, B: Blocks>(
     working: &mut B::Block,
     round: &'a [Stage],
     served: &[Tensor],
+    factors: &[Tensor],
 ) -> Result<Vec<Fed<'a>>> {
     let viewer = match round {
         [stage] if !stage.is_routed() => Viewer::<B>::up_to(working, stage.first()),
@@ -183,6 +187,8 @@ fn fed<'a, B: Blocks>(
             }
         }
     }
+    let adders = B::adders(working).into_iter();
+    let adders: BTreeSet<String> = adders.map(|layer| layer.path().to_string()).collect();
     let mut fed = vec![];
     for (stage, inputs) in round.iter().zip(inputs) {
         if inputs.is_empty() {
@@ -199,6 +205,10 @@ fn fed<'a, B: Blocks>(
         fed.push(Fed {
             stage,
             inputs,
+            factors: match adders.contains(stage.first()) {
+                true => factors.to_vec(),
+                false => vec![],
+            },
             weights,
         });
     }

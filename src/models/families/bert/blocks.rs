@@ -28,6 +28,11 @@ impl Blocks for Bert {
         block.projections().into()
     }
 
+    fn adders(_block: &mut Layer) -> Vec<&mut Projection> {
+        // The norm comes after the sum: residuals of all tokens are of one size.
+        vec![]
+    }
+
     fn norms(_block: &mut Layer) -> Vec<NormReaders<'_>> {
         // The residual reads them too.
         vec![]

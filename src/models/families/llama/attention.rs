@@ -64,6 +64,11 @@ impl Attention {
         self.qkv.projections().chain([&mut self.output])
     }
 
+    /// What writes the output.
+    pub(super) fn output(&mut self) -> &mut Projection {
+        &mut self.output
+    }
+
     /// What reads the input.
     pub(super) fn readers(&mut self) -> Vec<&mut Projection> {
         self.qkv.projections().collect()

@@ -37,6 +37,20 @@ impl Blocks for Llama {
         block.projections()
     }
 
+    fn adders(block: &mut Layer) -> Vec<&mut Projection> {
+        let attention = match &mut block.attention {
+            SelfAttention::Heads(attention) => attention.output(),
+            SelfAttention::Latent(attention) => attention.output(),
+        };
+        let mut layers = vec![attention];
+        match &mut block.feedforward {
+            Feedforward::Dense(mlp) => layers.push(mlp.output()),
+            // A router gives experts a part of the tokens each.
+            Feedforward::Mixture(_) => {}
+        }
+        layers
+    }
+
     fn norms(block: &mut Layer) -> Vec<NormReaders<'_>> {
         let (layers, mut norms) = match &mut block.attention {
             SelfAttention::Heads(attention) => (attention.readers(), vec![]),

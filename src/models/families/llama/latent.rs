@@ -75,6 +75,11 @@ impl LatentAttention {
         query.into_iter().chain(others)
     }
 
+    /// What writes the output.
+    pub(super) fn output(&mut self) -> &mut Projection {
+        &mut self.output
+    }
+
     /// What reads the input, and the norms inside with what reads them.
     pub(super) fn readers(&mut self) -> (Vec<&mut Projection>, Vec<NormReaders<'_>>) {
         let (query, low_rank) = match &mut self.query {

@@ -37,6 +37,11 @@ impl Mlp {
         self.gate_up.projections().chain([&mut self.down])
     }
 
+    /// What writes the output.
+    pub(super) fn output(&mut self) -> &mut Projection {
+        &mut self.down
+    }
+
     /// What reads the input.
     pub(super) fn readers(&mut self) -> impl Iterator<Item = &mut Projection> {
         self.gate_up.projections()
