@@ -1,11 +1,12 @@
-//! Freed memory is kept: blocks that are allocated and freed repeatedly cost page faults only once. This is a separate program
-//! and not a test on a thread, because only a process with a single thread can ask for it.
+//! Freed memory is kept: blocks that are allocated and freed repeatedly cost page faults only once. And huge pages are asked for. This is a
+//! separate program and not a test on a thread, because only a process with a single thread can ask for it.
 
 fn main() {
     let glibc = cfg!(all(target_os = "linux", target_env = "gnu"));
     assert_eq!(fp8::keep_freed_memory(), glibc);
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
+        huge_pages::are_asked_for();
         faults::stay_few();
         std::thread::spawn(faults::stay_few)
             .join()
@@ -18,6 +19,38 @@ fn main() {
         "changed beside a running thread"
     );
     println!("freed memory is kept: {glibc}");
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod huge_pages {
+    use std::fs::read_to_string;
+
+    /// Of the mapping that a new block lies in, as the system lists it.
+    pub fn are_asked_for() {
+        if read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_err() {
+            println!("this system has no transparent huge pages");
+            return;
+        }
+        let block = vec![1u8; 32 << 20];
+        let middle = block.as_ptr() as usize + block.len() / 2;
+        let maps = read_to_string("/proc/self/smaps").expect("the mappings");
+        let mut is_own = false;
+        for line in maps.lines() {
+            let range = line.split_whitespace().next().unwrap_or_default();
+            let ends = range.split_once('-').map(|(from, to)| {
+                [from, to].map(|end| usize::from_str_radix(end, 16).unwrap_or_default())
+            });
+            match ends {
+                Some([from, to]) => is_own = (from..to).contains(&middle),
+                None if is_own && line.starts_with("VmFlags:") => {
+                    assert!(line.split_whitespace().any(|flag| flag == "hg"), "{line}");
+                    return;
+                }
+                None => {}
+            }
+        }
+        panic!("no mapping has the block");
+    }
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
