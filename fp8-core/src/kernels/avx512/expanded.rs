@@ -110,7 +110,7 @@ fn encode_block<const STOCHASTIC: bool, const NON_NEGATIVE: bool>(
 ) -> (f32, u8) {
     let halves = [load_block(&values[..HALF]), load_block(&values[HALF..])];
     let (mut largest, sum) = measure(halves);
-    // As any of its terms is.
+    // A sum is NaN if one of its terms is.
     if sum.is_nan() {
         largest = largest_number(halves);
     }
