@@ -31,6 +31,10 @@ mod huge_pages {
             println!("this system has no transparent huge pages");
             return;
         }
+        if read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2") {
+            println!("this system reserves no addresses beyond its memory");
+            return;
+        }
         let block = vec![1u8; 32 << 20];
         let middle = block.as_ptr() as usize + block.len() / 2;
         let maps = read_to_string("/proc/self/smaps").expect("the mappings");

@@ -29,8 +29,9 @@ pub enum KeptActivations {
     #[default]
     HighPrecision,
     /// As E4M3 codes, rounded to nearest even. The scale of each group of neighbouring features is a power of two from its amax, which
-    /// leaves the codes their precision and makes casts faster; it takes four bytes. Results of the forward pass do not change; gradients are those at the rounded values. A group with Inf or NaN becomes NaN, and gradients that
-    /// depend on it do too, so the optimizer skips the step.
+    /// leaves the codes their precision and makes casts faster; it takes four bytes. Results of the forward pass do not change; gradients are
+    /// those at the rounded values. A group with Inf or NaN becomes NaN, and gradients that depend on it do too, so the optimizer skips the
+    /// step.
     Fp8 {
         /// Features that share a scale; the last group of a token may have fewer.
         #[serde(deserialize_with = "non_zero", default = "default_size")]

@@ -146,7 +146,7 @@ fn words_of<T: HighPrecision>(block: &[T; BLOCK]) -> [__m512i; 2] {
     ]
 }
 
-/// The larger magnitudes of two vectors.
+/// For each lane, the larger magnitude of two vectors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn largest_of_two([low, high]: [__m512i; 2]) -> __m512i {
@@ -240,7 +240,7 @@ struct Values {
     high: [[u8; 2 * BLOCK]; 2],
 }
 
-const VALUES: Values = {
+static VALUES: Values = {
     let mut values = Values {
         low: [[0; 2 * BLOCK]; 2],
         high: [[0; 2 * BLOCK]; 2],
@@ -321,8 +321,7 @@ impl Halved {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
     fn new(halvings: usize) -> Self {
-        static TABLES: Values = VALUES;
-        let (low, high) = (&TABLES.low[halvings % 2], &TABLES.high[halvings % 2]);
+        let (low, high) = (&VALUES.low[halvings % 2], &VALUES.high[halvings % 2]);
         Self {
             low: [load_bytes(&low[..BLOCK]), load_bytes(&low[BLOCK..])],
             high: [load_bytes(&high[..BLOCK]), load_bytes(&high[BLOCK..])],

@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{
-    BLOCK as HALF, Block, LANES, VECTORS, is_in, load_block, load_bytes,
+    BLOCK as HALF, Block, LANES, VECTORS, block_of_words, is_in, load_block, load_bytes,
     round::{Rounder, Wide, pack},
-    store, store_bytes, words,
+    store, store_bytes,
 };
 use crate::{
     Cast, Format,
@@ -129,7 +129,7 @@ fn encode_block<const STOCHASTIC: bool, const NON_NEGATIVE: bool>(
             let signs = (!NON_NEGATIVE).then_some(values);
             // To the left, until the bits that count are the lowest ones.
             let rotated = rotated + HALF_ROTATED * half as u32 + RANDOM_BITS;
-            at_random(magnitudes, signs, load_drawn(drawn), rotated)
+            at_random(magnitudes, signs, block_of_words(drawn), rotated)
         } else {
             let products = match NON_NEGATIVE {
                 true => magnitudes,
@@ -147,20 +147,6 @@ fn encode_block<const STOCHASTIC: bool, const NON_NEGATIVE: bool>(
         store_bytes(&mut codes[half * HALF..][..HALF], found);
     }
     (amax, curve as u8)
-}
-
-/// The words of a block, which both halves share.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn load_drawn(drawn: &[u32; EXPANDED_WORDS]) -> [__m512i; VECTORS] {
-    const { assert!(EXPANDED_WORDS == VECTORS * LANES) }
-    let (vectors, _) = drawn.as_chunks::<LANES>();
-    [
-        words(&vectors[0]),
-        words(&vectors[1]),
-        words(&vectors[2]),
-        words(&vectors[3]),
-    ]
 }
 
 /// Codes of values that are not negative, where those of values above 0 become at least 1.

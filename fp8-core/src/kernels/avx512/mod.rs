@@ -200,6 +200,19 @@ fn words(words: &[u32; LANES]) -> __m512i {
     unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
 }
 
+/// A block of words.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn block_of_words(block: &[u32; BLOCK]) -> [__m512i; VECTORS] {
+    let (vectors, _) = block.as_chunks::<LANES>();
+    [
+        words(&vectors[0]),
+        words(&vectors[1]),
+        words(&vectors[2]),
+        words(&vectors[3]),
+    ]
+}
+
 /// The words of a vector.
 #[inline]
 #[target_feature(enable = "avx512f")]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Isa, LANES, VECTORS, is_in, to_words, words};
+use super::{BLOCK, Isa, LANES, VECTORS, block_of_words, is_in, to_words};
 use crate::{StochasticKey, philox};
 
 /// The words of the counters from `first` on.
@@ -71,13 +71,7 @@ impl Generator {
         for (half, first) in halves.iter_mut().zip([first, first.wrapping_add(16)]) {
             half.copy_from_slice(self.sixteen(first).map(|v| to_words(v)).as_flattened());
         }
-        let vectors = buffer[skip..].as_chunks::<LANES>().0;
-        [
-            words(&vectors[0]),
-            words(&vectors[1]),
-            words(&vectors[2]),
-            words(&vectors[3]),
-        ]
+        block_of_words(&std::array::from_fn(|i| buffer[skip + i]))
     }
 
     /// The words of sixteen counters from `first` on.
