@@ -288,5 +288,11 @@ fn search(
         let count = found.shifted.len();
         eprintln!("outliers moved into the weights after {count} norms, `{first}` first");
     }
+    if let Some(first) = found.retuned.first() {
+        let count = found.retuned.len();
+        eprintln!(
+            "features moved to where they are rounded less in {count} norms, `{first}` first"
+        );
+    }
     Ok(found.chosen)
 }

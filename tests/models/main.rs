@@ -7,6 +7,7 @@ mod goldens;
 mod latent;
 mod outliers;
 mod real;
+mod retuning;
 mod rollout;
 mod search;
 mod streams;

@@ -33,7 +33,7 @@ const READERS: [(&str, &[&str]); 4] = [
 ];
 
 /// For each norm an outlier: feature 3 is 2^15 times as large, and its weights are divided by that.
-fn outliers(model: &Checkpoint) -> BTreeMap<String, Vec<i8>> {
+fn outliers(model: &Checkpoint) -> BTreeMap<String, Vec<f32>> {
     let mut shifts = BTreeMap::new();
     let names = model.names();
     for norm in &names {
@@ -45,8 +45,8 @@ fn outliers(model: &Checkpoint) -> BTreeMap<String, Vec<i8>> {
             continue;
         };
         let features = model.shape(norm).expect("a norm")[0];
-        let mut shift = vec![0i8; features];
-        shift[3] = 15;
+        let mut shift = vec![1f32; features];
+        shift[3] = 32768.;
         let layer = parts[..3].join(".") + ".";
         for name in names.iter().filter(|name| name.starts_with(&layer)) {
             let reads = readers
@@ -220,16 +220,16 @@ fn shifts_that_do_not_fit_the_model_are_refused() -> Outcome {
     let pair = Pair::new("llama")?;
     let target = pair.dir.path().join("refused");
     let norm = "model.layers.0.input_layernorm.weight";
-    for (name, exponents, part) in [
+    for (name, shift, part) in [
         (
             "model.layers.9.norm.weight",
-            vec![1],
+            vec![2.],
             "model.layers.9.norm.weight",
         ),
-        (norm, vec![1, 2], "2 features, one for each exponent"),
+        (norm, vec![2., 4.], "2 features, one for each factor"),
     ] {
         let mut chosen = Chosen::default();
-        chosen.shifts.insert(name.into(), exponents);
+        chosen.shifts.insert(name.into(), shift);
         let options = QuantizeOptions::new(Scheme::ChannelToken).with_chosen(chosen);
         let error = rewrite::quantize(&pair.source, &target, &options, &mut rewrite::quiet);
         let error = error.expect_err("an error").to_string();

@@ -1,4 +1,4 @@
-//! A model whose norms and the layers after them are multiplied by powers of two, as the input of a rewrite.
+//! A model whose norms and the layers after them are multiplied by factors, as the input of a rewrite.
 
 use super::source::Source;
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// A model in which some tensors are multiplied by powers of two along their last dimension:
+/// A model in which some tensors are multiplied by a factor for each feature along their last dimension:
 /// [`Chosen::shifts`](crate::search::Chosen::shifts). [`quantize`](super::quantize) reads its source through it.
 ///
 /// ```
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 /// # fp8_test_support::files::plain_model(dir.path());
 /// let model = Checkpoint::open_dir(dir.path())?; // with a linear layer `fc`
 /// # let features = model.shape("fc.weight").unwrap()[1];
-/// let shifts = [("fc.weight".to_string(), vec![1i8; features])].into();
+/// let shifts = [("fc.weight".to_string(), vec![2f32; features])].into();
 /// let doubled = Shifted::new(&model, &shifts)?;
 /// let sum = |source: &dyn Source| -> Result<f32, fp8_files::Error> { Ok(source.value("fc.weight", DType::F32)?.sum_all()?.to_scalar::<f32>()?) };
 /// assert_eq!(sum(&doubled)?, 2. * sum(&model)?);
@@ -30,25 +30,35 @@ use std::path::PathBuf;
 /// ```
 pub struct Shifted<'a> {
     source: &'a dyn Source,
-    shifts: &'a BTreeMap<String, Vec<i8>>,
+    shifts: &'a BTreeMap<String, Vec<f32>>,
 }
 
 impl<'a> Shifted<'a> {
-    /// `source` with these exponents by the name of the tensor.
+    /// `source` with these factors by the name of the tensor.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] if `source` lacks one of the tensors, and [`Error::TensorShape`] if its last dimension has another size.
-    pub fn new(source: &'a dyn Source, shifts: &'a BTreeMap<String, Vec<i8>>) -> Result<Self> {
-        for (name, exponents) in shifts {
+    /// [`Error::MissingTensor`] if `source` lacks one of the tensors, [`Error::TensorShape`] if its last dimension has another size, and
+    /// [`Error::TensorValue`] for a factor that is not positive and finite.
+    pub fn new(source: &'a dyn Source, shifts: &'a BTreeMap<String, Vec<f32>>) -> Result<Self> {
+        for (name, shift) in shifts {
             let shape = source.shape(name).ok_or_else(|| Error::MissingTensor {
                 tensor: name.clone(),
                 place: "the model that is to be shifted".into(),
             })?;
-            if shape.last() != Some(&exponents.len()) {
+            if shape.last() != Some(&shift.len()) {
                 return Err(Error::TensorShape {
                     tensor: name.clone(),
                     got: shape,
-                    expected: format!("{} features, one for each exponent", exponents.len()),
+                    expected: format!("{} features, one for each factor", shift.len()),
+                });
+            }
+            let is_factor = |factor: &f32| *factor > 0. && factor.is_finite();
+            if let Some(index) = shift.iter().position(|factor| !is_factor(factor)) {
+                return Err(Error::TensorValue {
+                    tensor: format!("{name}, its shift"),
+                    index,
+                    value: shift[index].into(),
+                    expected: "a factor, positive and finite".into(),
                 });
             }
         }
@@ -58,7 +68,7 @@ impl<'a> Shifted<'a> {
     /// `value`, some rows of the tensor `name` or all of it, after its shift.
     fn after(&self, name: &str, value: Tensor) -> Result<Tensor> {
         match self.shifts.get(name) {
-            Some(exponents) => shifted(&value, exponents),
+            Some(shift) => shifted(&value, shift),
             None => Ok(value),
         }
     }

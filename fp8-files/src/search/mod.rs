@@ -11,7 +11,7 @@
 //! | `prepared` | these sums and their factors, ready for all layers that read the inputs |
 //! | `scales` | the choice of scales |
 //! | `rounding` | the choice of codes |
-//! | `shifts` | powers of two that move outliers of inputs into weights |
+//! | `shifts` | factors that move from inputs into weights |
 //! | `chosen` | what all of it has chosen for a model |
 
 mod chosen;
@@ -45,6 +45,10 @@ pub struct SearchOptions {
     pub caution: f64,
     /// Whether outliers among a norm's features move into the weights after it where that makes errors smaller. Default yes.
     pub outliers: bool,
+    /// Whether the features of a norm are multiplied by factors between 0.7 and 1.4, and divided by them in the weights after it, where they
+    /// are rounded less then. This is tried only if all layers that read the norm are searched, and if inputs are cast under powers of two
+    /// (MXFP8, ue8m0), which leave each number where it is among the steps of E4M3. Default yes.
+    pub retuning: bool,
 }
 
 impl Default for SearchOptions {
@@ -53,6 +57,7 @@ impl Default for SearchOptions {
             damping: 0.3,
             caution: 10.,
             outliers: true,
+            retuning: true,
         }
     }
 }
@@ -81,6 +86,13 @@ impl SearchOptions {
     #[must_use]
     pub fn with_outliers(mut self, outliers: bool) -> Self {
         self.outliers = outliers;
+        self
+    }
+
+    /// See [`SearchOptions::retuning`].
+    #[must_use]
+    pub fn with_retuning(mut self, retuning: bool) -> Self {
+        self.retuning = retuning;
         self
     }
 }

@@ -1,8 +1,9 @@
-//! Outliers of inputs that move into weights.
+//! Factors that move from inputs into weights: shifts.
 //!
 //! A norm multiplies each feature by a weight of its own. If a feature's weight is multiplied by a number, and in the layers that read the
 //! norm's result the column of that feature is divided by it, the model computes what it did. With powers of two it does so to the bit, in
 //! high precision. In FP8 the features that share a scale then differ less in size, so fewer of the small ones end below the smallest steps.
+//! With other numbers results differ by roundings of f32; features may then lie where E4M3 rounds them less.
 
 use crate::error::Result;
 use candle_core::{D, DType, Tensor};
@@ -13,20 +14,20 @@ const PARTS: [f32; 4] = [0.25, 0.5, 0.75, 1.];
 /// The largest exponent in either direction.
 const LARGEST: f32 = 24.;
 
-/// Exponents of powers of two to try for the features of an input, given the largest magnitudes of each feature in the inputs and in
-/// the weights that they are multiplied with. Each list has an exponent for each feature: the input is to be multiplied by that power,
-/// and the weights are to be divided by it. Lists of zeros are left out.
+/// Shifts to try for the features of an input, given the largest magnitudes of each feature in the inputs and in the weights that they are
+/// multiplied with. Each shift has a power of two for each feature: the input is to be multiplied by it, and the weights are to be divided
+/// by it. One that changes nothing is left out.
 ///
 /// ```
 /// use fp8_files::search::shifts_to_try;
-/// let lists = shifts_to_try(&[1., 1., 4096.], &[0.1, 0.1, 0.1]);
-/// assert!(lists.contains(&vec![0, 0, -12]));
+/// let shifts = shifts_to_try(&[1., 1., 4096.], &[0.1, 0.1, 0.1]);
+/// assert!(shifts.contains(&vec![1., 1., 1. / 4096.]));
 /// ```
-pub fn shifts_to_try(inputs: &[f32], weights: &[f32]) -> Vec<Vec<i8>> {
+pub fn shifts_to_try(inputs: &[f32], weights: &[f32]) -> Vec<Vec<f32>> {
     let log = |x: &f32| Some(x.log2()).filter(|log| log.is_finite());
     let sizes = inputs.iter().zip(weights);
     let sizes: Vec<Option<(f32, f32)>> = sizes.map(|(x, w)| Some((log(x)?, log(w)?))).collect();
-    let mut lists: Vec<Vec<i8>> = vec![];
+    let mut shifts: Vec<Vec<f32>> = vec![];
     for part in PARTS {
         let wanted = |(x, w): (f32, f32)| (1. - part) * w - part * x;
         let mut known: Vec<f32> = sizes.iter().flatten().map(|size| wanted(*size)).collect();
@@ -36,45 +37,44 @@ pub fn shifts_to_try(inputs: &[f32], weights: &[f32]) -> Vec<Vec<i8>> {
         }
         // Scales take what all have in common.
         let common = *known.select_nth_unstable_by(middle, f32::total_cmp).1;
-        let exponent = |size: Option<(f32, f32)>| {
+        let power = |size: Option<(f32, f32)>| {
             let exponent = size.map_or(0., |size| (wanted(size) - common).round());
-            exponent.clamp(-LARGEST, LARGEST) as i8
+            exponent.clamp(-LARGEST, LARGEST).exp2()
         };
-        let list: Vec<i8> = sizes.iter().map(|size| exponent(*size)).collect();
-        if list.iter().any(|e| *e != 0) && !lists.contains(&list) {
-            lists.push(list);
+        let shift: Vec<f32> = sizes.iter().map(|size| power(*size)).collect();
+        if shift.iter().any(|factor| *factor != 1.) && !shifts.contains(&shift) {
+            shifts.push(shift);
         }
     }
-    lists
+    shifts
 }
 
-/// `x` with its last dimension multiplied by these powers of two, in its own dtype.
+/// `x` with its last dimension multiplied by the factors of `shift`, in its own dtype.
 ///
 /// # Errors
-/// If there are more or fewer exponents than features.
-pub fn shifted(x: &Tensor, exponents: &[i8]) -> Result<Tensor> {
+/// If there are more or fewer factors than features.
+pub fn shifted(x: &Tensor, shift: &[f32]) -> Result<Tensor> {
     let wide = match x.dtype() {
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
-    let powers = exponents.iter().map(|e| f32::from(*e).exp2());
-    let powers = Tensor::from_iter(powers, x.device())?.to_dtype(wide)?;
-    let product = x.to_dtype(wide)?.broadcast_mul(&powers)?;
+    let factors = Tensor::from_slice(shift, shift.len(), x.device())?.to_dtype(wide)?;
+    let product = x.to_dtype(wide)?.broadcast_mul(&factors)?;
     Ok(product.to_dtype(x.dtype())?)
 }
 
-/// The inverse of these powers.
-pub fn inverse_shift(exponents: &[i8]) -> Vec<i8> {
-    exponents.iter().map(|e| -e).collect()
+/// The inverse of each factor.
+pub fn inverse_shift(shift: &[f32]) -> Vec<f32> {
+    shift.iter().map(|factor| factor.recip()).collect()
 }
 
-/// Whether `x`, kept in `dtype`, loses nothing when its last dimension is multiplied by these powers.
+/// Whether `x`, kept in `dtype`, loses nothing when its last dimension is multiplied by the factors of `shift`.
 ///
 /// # Errors
 /// As [`shifted`].
-pub fn shifts_exactly(x: &Tensor, exponents: &[i8], dtype: DType) -> Result<bool> {
+pub fn shifts_exactly(x: &Tensor, shift: &[f32], dtype: DType) -> Result<bool> {
     let kept = x.to_dtype(dtype)?;
-    let back = shifted(&shifted(&kept, exponents)?, &inverse_shift(exponents))?;
+    let back = shifted(&shifted(&kept, shift)?, &inverse_shift(shift))?;
     let difference = (back.to_dtype(DType::F64)? - kept.to_dtype(DType::F64)?)?;
     let largest = difference.abs()?.flatten(0, D::Minus1)?.max(0)?;
     // NaN where Inf came about.

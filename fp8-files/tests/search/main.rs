@@ -232,11 +232,12 @@ fn codes_have_the_form_of_the_scheme() {
 #[test]
 fn shifts_move_what_is_larger_than_the_rest() {
     let lists = shifts_to_try(&[2., 1., 65536., 1., 0.], &[0.5, 0.25, 0.5, 0.25, 3.]);
-    // All of it, so that inputs are as large as each other; the largest exponent that moves half.
-    assert!(lists.contains(&vec![-1, 0, -16, 0, 0]), "{lists:?}");
-    assert!(lists.iter().any(|list| list[2] == -8), "{lists:?}");
+    // All of it, so that inputs are as large as each other; the largest factor that moves half.
+    let all = vec![0.5, 1., 1. / 65536., 1., 1.];
+    assert!(lists.contains(&all), "{lists:?}");
+    assert!(lists.iter().any(|list| list[2] == 1. / 256.), "{lists:?}");
     // A feature without inputs says nothing, and features of one size have no shift.
-    assert!(lists.iter().all(|list| list[4] == 0));
+    assert!(lists.iter().all(|list| list[4] == 1.));
     assert!(shifts_to_try(&[3.; 4], &[0.1; 4]).is_empty());
     assert!(shifts_to_try(&[0.; 4], &[0.1; 4]).is_empty());
 }
@@ -246,15 +247,15 @@ proptest! {
     fn shifted_inputs_and_weights_have_the_same_products(
         values in prop::collection::vec((-1e6f32..1e6, -1e6f32..1e6, -24i8..=24), 1..40),
     ) {
-        let exponents: Vec<i8> = values.iter().map(|value| value.2).collect();
+        let shift: Vec<f32> = values.iter().map(|value| f32::from(value.2).exp2()).collect();
         let x = Tensor::from_iter(values.iter().map(|value| value.0), &Device::Cpu).unwrap();
         let w = Tensor::from_iter(values.iter().map(|value| value.1), &Device::Cpu).unwrap();
         let product = |x: &Tensor, w: &Tensor| (x * w).unwrap().to_vec1::<f32>().unwrap();
         for dtype in [DType::F32, DType::BF16] {
             let (x, w) = (x.to_dtype(dtype).unwrap(), w.to_dtype(dtype).unwrap());
-            prop_assert!(shifts_exactly(&x, &exponents, dtype).unwrap());
-            let moved = shifted(&x, &exponents).unwrap();
-            let divided = shifted(&w, &inverse_shift(&exponents)).unwrap();
+            prop_assert!(shifts_exactly(&x, &shift, dtype).unwrap());
+            let moved = shifted(&x, &shift).unwrap();
+            let divided = shifted(&w, &inverse_shift(&shift)).unwrap();
             prop_assert_eq!(moved.dtype(), dtype);
             let [x, w, moved, divided] = [x, w, moved, divided].map(|t| t.to_dtype(DType::F32).unwrap());
             prop_assert_eq!(product(&moved, &divided), product(&x, &w));
@@ -266,16 +267,17 @@ proptest! {
 fn a_shift_beyond_the_dtype_is_not_exact() {
     let x = Tensor::new(&[1f32, 2.5], &Device::Cpu).unwrap();
     for (exponents, exact) in [
-        ([0, 14], true),
-        ([0, 15], false),
-        ([-24, 0], true),
-        ([0, -24], false),
+        ([0f32, 14.], true),
+        ([0., 15.], false),
+        ([-24., 0.], true),
+        ([0., -24.], false),
     ] {
+        let shift = exponents.map(f32::exp2);
         assert_eq!(
-            shifts_exactly(&x, &exponents, DType::F16).unwrap(),
+            shifts_exactly(&x, &shift, DType::F16).unwrap(),
             exact,
             "{exponents:?}"
         );
-        assert!(shifts_exactly(&x, &exponents, DType::BF16).unwrap());
+        assert!(shifts_exactly(&x, &shift, DType::BF16).unwrap());
     }
 }

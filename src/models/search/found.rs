@@ -6,13 +6,15 @@ use fp8_files::search::Chosen;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct FoundCodes {
-    /// Codes and scales of layers, and the powers of two by which norms and their readers are multiplied:
+    /// Codes and scales of layers, and the factors by which norms and their readers are multiplied:
     /// [`QuantizeOptions::with_chosen`](crate::rewrite::QuantizeOptions::with_chosen).
     pub chosen: Chosen,
     /// How far the outputs of each layer are from those in high precision.
     pub errors: Vec<OutputError>,
     /// Paths of the norms whose outliers move into the layers that read them.
     pub shifted: Vec<String>,
+    /// Paths of the norms whose features have moved to where they are rounded less ([`SearchOptions::retuning`](fp8_files::search::SearchOptions::retuning)).
+    pub retuned: Vec<String>,
     /// Paths of the layers that will be rounded plainly: those outside the blocks (the head; the pooler and classifier of a BERT), and
     /// experts that no token has reached.
     pub plain: Vec<String>,
@@ -27,6 +29,6 @@ pub struct OutputError {
     pub path: String,
     /// With the codes that were found.
     pub found: f64,
-    /// With plain rounding.
+    /// With plain rounding; if the features of a norm were only retuned, of the weights that they were divided into.
     pub plain: f64,
 }

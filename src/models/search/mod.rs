@@ -3,6 +3,8 @@
 mod found;
 mod inputs;
 mod outliers;
+mod retuning;
+mod shifts;
 mod stage;
 mod task;
 mod tokens;
@@ -37,6 +39,10 @@ const LEAST_TOKENS: usize = 64;
 /// these layers: the norm's weight is multiplied by powers of two, and theirs is divided by them, which changes nothing in high precision.
 /// This is done only if it makes the errors of their outputs on the samples smaller, and no layer's error larger. E4M3 holds features of
 /// very different sizes under one scale, so few models need it. The norms of a BERT are read by the residual too, and stay as they are.
+///
+/// Where inputs are cast under powers of two, as in MXFP8, the features of such a norm are also multiplied by factors between 0.7 and 1.4
+/// where their large values are rounded less then, if all layers that read the norm are searched. In high precision this changes results by
+/// roundings of f32.
 ///
 /// Only layers in blocks are searched. Those outside are rounded plainly: the head (`with_head`), and the pooler and the classifier of a
 /// BERT. So are experts that no token of the samples reaches. [`FoundCodes::plain`] lists them.

@@ -60,7 +60,7 @@ impl Fed<'_> {
     fn scaling(
         &self,
         path: &str,
-        shift: Option<&[i8]>,
+        shift: Option<&[f32]>,
         task: &Task<'_>,
     ) -> Result<(InputScaling, Option<f32>)> {
         let (described, input) = &task.wanted[path];
@@ -82,7 +82,7 @@ impl Fed<'_> {
     }
 
     /// Codes and scales of all layers, with inputs multiplied by `shift` and weights divided by it.
-    pub(super) fn search(&self, shift: Option<&[i8]>, task: &Task<'_>) -> Result<Vec<Tried>> {
+    pub(super) fn search(&self, shift: Option<&[f32]>, task: &Task<'_>) -> Result<Vec<Tried>> {
         let first = self.stage.first();
         let (scaling, _) = self.scaling(first, shift, task)?;
         let mut products = InputProducts::new(task.wanted[first].0.sizes.1)?;
@@ -129,7 +129,7 @@ impl Fed<'_> {
         &self,
         at: usize,
         values: &Tensor,
-        shift: Option<&[i8]>,
+        shift: Option<&[f32]>,
         most: Option<usize>,
         task: &Task<'_>,
     ) -> Result<f64> {

@@ -2,10 +2,11 @@
 
 use super::found::{FoundCodes, OutputError};
 use super::inputs::Viewer;
-use super::outliers::{self, Group};
+use super::shifts::{self, Group};
 use super::stage::{Fed, Stage, Tried};
 use super::task::Task;
 use super::tokens::factors;
+use super::{outliers, retuning};
 use crate::models::error::Result;
 use crate::models::families::Blocks;
 use crate::rewrite::{OnProgress, Progress};
@@ -29,7 +30,7 @@ pub(super) fn walk<B: Blocks>(
         let (done, total) = (i as u64, blocks.len() as u64);
         Progress::report(&format!("block {i}"), done, total, on_progress)?;
         let mut working = block.clone();
-        let groups = outliers::groups::<B>(block, task);
+        let groups = shifts::groups::<B>(block, task);
         let stages = stages(model, block, task, &mut meant)?;
         let factors = factors(&meant)?;
         for round in rounds(stages, &groups) {
@@ -51,24 +52,39 @@ fn take<B: Blocks>(
     task: &Task<'_>,
     found: &mut FoundCodes,
 ) -> Result<()> {
-    let search = |shift: Option<&[i8]>| -> Result<Vec<Vec<Tried>>> {
+    let search = |shift: Option<&[f32]>| -> Result<Vec<Vec<Tried>>> {
         fed.iter().map(|fed| fed.search(shift, task)).collect()
     };
-    let mut best = search(None)?;
-    let plain: Vec<f64> = best
-        .iter()
-        .flatten()
-        .map(|l| l.searched.plain_error)
-        .collect();
-    if let Some(group) = round.group
-        && let Some(shift) = outliers::choose::<B>(group, working, fed, task)?
-    {
-        let with = search(Some(&shift))?;
-        if outliers::is_better(fed, [&best, &with], &shift, task)? {
-            best = with;
-            outliers::apply::<B>(group, working, &shift, found)?;
+    let plain_errors = |tried: &[Vec<Tried>]| -> Vec<f64> {
+        let tried = tried.iter().flatten();
+        tried.map(|layer| layer.searched.plain_error).collect()
+    };
+    // The shift, what was found under it, and the errors of plain rounding without it.
+    let (mut shift, mut best, mut plain) = (None, None, None);
+    if let Some(group) = round.group {
+        if let Some(new) = outliers::choose::<B>(group, working, fed, task)? {
+            let (without, with) = (search(None)?, search(Some(&new))?);
+            plain = Some(plain_errors(&without));
+            if outliers::is_better(fed, [&without, &with], &new, task)? {
+                found.shifted.push(group.norm.clone());
+                (shift, best) = (Some(new), Some(with));
+            } else {
+                best = Some(without);
+            }
+        }
+        if let Some(new) = retuning::choose::<B>(group, working, fed, shift.as_deref(), task)? {
+            found.retuned.push(group.norm.clone());
+            (shift, best) = (Some(new), None);
+        }
+        if let Some(shift) = &shift {
+            shifts::apply::<B>(group, working, shift, found)?;
         }
     }
+    let best = match best {
+        Some(best) => best,
+        None => search(shift.as_deref())?,
+    };
+    let plain = plain.unwrap_or_else(|| plain_errors(&best));
     for (layer, plain) in best.into_iter().flatten().zip(plain) {
         let Tried {
             path,
