@@ -23,6 +23,10 @@ pub(super) struct To<'a> {
     pub(super) ahead: Ahead,
 }
 
+/// Steps of a tile's sum from one fetch of what later tiles read to the next. Products of f32 have a load for each of their rows in each
+/// step, and two more loads there would hold them up.
+pub(super) const STEPS: usize = 4;
+
 /// How the vectors of one instruction set multiply.
 ///
 /// # Safety
@@ -225,7 +229,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 let to = To {
                     sums,
                     accumulate,
-                    ahead: Ahead::new(ahead, SLICE, a),
+                    ahead: Ahead::new(ahead, SLICE / STEPS, a),
                 };
                 // SAFETY: an engine exists only where its instructions do.
                 unsafe { T::multiply(height, a, b, to) };
@@ -293,7 +297,7 @@ fn multiply_packed<'b, T: Tiles>(
                 let to = To {
                     sums,
                     accumulate,
-                    ahead: Ahead::new([&[]; 2], SLICE, a),
+                    ahead: Ahead::new([&[]; 2], SLICE / STEPS, a),
                 };
                 // SAFETY: an engine exists only where its instructions do.
                 unsafe {

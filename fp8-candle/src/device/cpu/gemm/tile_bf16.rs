@@ -176,7 +176,7 @@ fn tile<
             }
         }
         if !PACKED {
-            to.ahead.fetch(pair);
+            to.ahead.fetch_line(pair);
         }
         for (panel, tile) in tiles.iter_mut().enumerate() {
             // SAFETY: `pair` is below the number of pairs that each panel holds, each of one vector if packed, otherwise of two.

@@ -1,6 +1,6 @@
 //! Tiles of sums with f32 multiply-adds: twelve rows by one panel of 32 columns with AVX-512, six by 16 with AVX2.
 
-use super::engine_f32::{Tiles, To, tiles};
+use super::engine_f32::{STEPS, Tiles, To, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order, PANEL};
 use super::{packed_avx2, packed_avx512};
@@ -97,6 +97,9 @@ macro_rules! tile {
             const LANES: usize = $panel / 2;
             let (b, _) = b.as_chunks::<{ $panel }>();
             let (a, _) = a.as_chunks::<R>();
+            // The length of a sum is a multiple of more steps than that.
+            let ((b, rest), (a, _)) = (b.as_chunks::<STEPS>(), a.as_chunks::<STEPS>());
+            assert!(rest.is_empty());
             let To {
                 sums,
                 accumulate,
@@ -114,13 +117,15 @@ macro_rules! tile {
                         tile[1] = $load(sums.add(row * stride + LANES));
                     }
                 }
-                for (step, (a, b)) in a.iter().zip(b).enumerate() {
-                    ahead.fetch(step);
-                    let b = [$load(b.as_ptr()), $load(b.as_ptr().add(LANES))];
-                    for ($a, tile) in a.iter().zip(&mut tile) {
-                        let a = $splat;
-                        tile[0] = $multiply_add(a, b[0], tile[0]);
-                        tile[1] = $multiply_add(a, b[1], tile[1]);
+                for (part, (a, b)) in a.iter().zip(b).enumerate() {
+                    ahead.fetch(part);
+                    for (a, b) in a.iter().zip(b) {
+                        let b = [$load(b.as_ptr()), $load(b.as_ptr().add(LANES))];
+                        for ($a, tile) in a.iter().zip(&mut tile) {
+                            let a = $splat;
+                            tile[0] = $multiply_add(a, b[0], tile[0]);
+                            tile[1] = $multiply_add(a, b[1], tile[1]);
+                        }
                     }
                 }
                 for (row, tile) in tile.iter().enumerate() {

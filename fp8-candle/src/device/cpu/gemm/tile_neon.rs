@@ -2,7 +2,7 @@
 //!
 //! They have been run under an emulator only, and their speed is unmeasured.
 
-use super::engine_f32::{Tiles, To, tiles};
+use super::engine_f32::{STEPS, Tiles, To, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order};
 use super::packed_neon;
@@ -53,6 +53,9 @@ fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>) {
 fn tile<const R: usize>(a: &[f32], b: &[f32], to: To<'_>) {
     let (b, _) = b.as_chunks::<NARROW_PANEL>();
     let (a, _) = a.as_chunks::<R>();
+    // The length of a sum is a multiple of more steps than that.
+    let ((b, rest), (a, _)) = (b.as_chunks::<STEPS>(), a.as_chunks::<STEPS>());
+    assert!(rest.is_empty());
     let To {
         sums,
         accumulate,
@@ -69,11 +72,13 @@ fn tile<const R: usize>(a: &[f32], b: &[f32], to: To<'_>) {
                 *tile = row_neon::load(sums.add(row * stride));
             }
         }
-        for (step, (a, b)) in a.iter().zip(b).enumerate() {
-            ahead.fetch(step);
-            let values = row_neon::load(b.as_ptr());
-            for (&a, tile) in a.iter().zip(&mut tile) {
-                *tile = row_neon::multiply_add(*tile, values, a);
+        for (part, (a, b)) in a.iter().zip(b).enumerate() {
+            ahead.fetch(part);
+            for (a, b) in a.iter().zip(b) {
+                let values = row_neon::load(b.as_ptr());
+                for (&a, tile) in a.iter().zip(&mut tile) {
+                    *tile = row_neon::multiply_add(*tile, values, a);
+                }
             }
         }
         for (row, &tile) in tile.iter().enumerate() {
