@@ -3,10 +3,13 @@
 
 use crate::base::data::matrix_dims;
 use crate::base::error::Result;
+use crate::base::profile::{Kind, enter};
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
-use crate::device::cpu::elements::{Element, tensor, with_codes, with_scales, with_slices};
-use crate::device::{CodedRows, Codes, GroupCodes, MadeRows, Stored};
+use crate::device::cpu::elements::{
+    Element, for_dtype, tensor, with_codes, with_scales, with_slices,
+};
+use crate::device::{CodedRows, Codes, GroupCodes, Groups, MadeRows, Stored};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 
@@ -140,6 +143,15 @@ pub(crate) fn bytes_of_groups(dims: &[usize], size: usize) -> usize {
 /// The codes of `x` in groups of `size` features. Their scales are powers of two, which move exponents and round nothing: casts and
 /// decoding take less time than with a product for each element, and codes keep their precision.
 pub(crate) fn group_codes(x: &Tensor, size: usize) -> Result<Fp8Tensor> {
+    if x.device().is_cpu() {
+        crate::base::simd::check()?;
+        let _scope = enter(Kind::Cast);
+        let grid = group_grid(x.dims(), size);
+        let codes = for_dtype!("quantize", "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| GroupCodes::of(Groups { x, grid: &grid }))
+        })?;
+        return made_beside(codes, x.dims(), size);
+    }
     let cast = Quantizer::dynamic(Format::E4M3, granularity(size)).with_power_of_two(true);
     Ok(cast.quantize(x, Contraction::Cols)?.tensor)
 }
@@ -154,4 +166,41 @@ pub(crate) fn made_beside(made: GroupCodes, dims: &[usize], size: usize) -> Resu
         (granularity(size), Contraction::Cols),
         tensor(made.dequant_scales, scales)?,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On the CPU groups have a pass of their own, which makes the codes of the quantizer.
+    #[test]
+    fn codes_are_those_of_the_quantizer() -> Result<()> {
+        let value = |i: usize| match i {
+            77 => f32::INFINITY,
+            300 => f32::NAN,
+            i => (i as f32 * 12.9898).sin() * ((i / 50 % 40) as f32 - 20.).exp2(),
+        };
+        for (dims, size) in [([3, 5, 256], 128), ([1, 70, 100], 32), ([2, 900, 96], 96)] {
+            let x = Tensor::from_iter((0..dims.iter().product()).map(value), &Device::Cpu)?;
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let x = x.to_dtype(dtype)?.reshape(&dims[..])?;
+                let ours = group_codes(&x, size)?;
+                let cast =
+                    Quantizer::dynamic(Format::E4M3, granularity(size)).with_power_of_two(true);
+                let expected = cast.quantize(&x, Contraction::Cols)?.tensor;
+                let codes = |x: &Fp8Tensor| x.codes().flatten_all()?.to_vec1::<u8>();
+                assert_eq!(codes(&ours)?, codes(&expected)?, "{dims:?} {dtype:?}");
+                let scales = |x: &Fp8Tensor| -> Result<Vec<u32>> {
+                    let scales = x.dequant_scale().flatten_all()?.to_vec1::<f32>()?;
+                    Ok(scales.into_iter().map(f32::to_bits).collect())
+                };
+                assert_eq!(scales(&ours)?, scales(&expected)?, "{dims:?} {dtype:?}");
+                assert_eq!(
+                    (ours.dims(), ours.grid()),
+                    (expected.dims(), expected.grid())
+                );
+            }
+        }
+        Ok(())
+    }
 }

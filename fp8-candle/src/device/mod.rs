@@ -17,6 +17,7 @@ pub use backend::{AmaxCells, Backend};
 pub(crate) use backend::{FusedAttention, MadeCasts, multiply_values};
 pub(crate) use cpu::{
     Beside, CodedRows, GroupCodes, Groups, MadeRows, Plain, Stored, encode_rows, filled,
+    filled_in_pieces,
 };
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};

@@ -23,7 +23,7 @@ pub(super) fn task_len(unit: usize) -> usize {
 }
 
 /// Elements that are cast at a time, a multiple of `unit`.
-fn piece_len(unit: usize) -> usize {
+pub(super) fn piece_len(unit: usize) -> usize {
     unit.max(1) * (PIECE / unit.max(1)).max(1)
 }
 

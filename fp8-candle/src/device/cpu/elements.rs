@@ -5,7 +5,7 @@ use crate::base::check::check_dtype;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
 use crate::base::math::Real;
-use crate::device::filled;
+use crate::device::{filled, filled_in_pieces};
 use bytemuck::NoUninit;
 use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;
@@ -245,6 +245,12 @@ pub(crate) fn block_rows(rows: usize, cols: usize) -> usize {
         .max(MIN_BLOCK.div_ceil(cols.max(1)))
 }
 
+/// Elements of whole rows that are computed at a time: with their inputs they stay in the core's own cache.
+pub(crate) fn piece_len(cols: usize) -> usize {
+    const PIECE: usize = 1 << 11;
+    cols.max(1) * (PIECE / cols.max(1)).max(1)
+}
+
 /// Calls `f(start, block)` for each block of `len` elements of `dst`, in parallel; the results are in order.
 pub(crate) fn par_blocks<T: Send, Out: Send>(
     dst: &mut [T],
@@ -261,8 +267,8 @@ pub(crate) fn par_blocks<T: Send, Out: Send>(
     }
 }
 
-/// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the blocks of the inputs
-/// and passes them to `f(first_row, blocks, out_block)`.
+/// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the inputs a few rows at
+/// a time and passes them to `f(first_row, rows, out_rows)`.
 pub(crate) fn map_rows<T: Element, const N: usize>(
     inputs: [&[T]; N],
     cols: usize,
@@ -278,14 +284,16 @@ pub(crate) fn map_rows_to<T: Element, U: Element<Real = T::Real>, const N: usize
     f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
 ) -> Vec<U> {
     let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
-    let len = block_rows(count / cols, cols) * cols;
-    let (dst, _) = filled(U::default(), count, len, |start, dst: &mut [U]| {
+    let lens = [block_rows(count / cols, cols) * cols, piece_len(cols)];
+    let (dst, _) = filled_in_pieces(U::default(), count, lens, |pieces| {
         let mut buffers: [Buffer; N] = std::array::from_fn(|_| Buffer::default());
-        let mut blocks: [&[T::Real]; N] = [&[]; N];
-        for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
-            *block = T::load(&input[start..start + dst.len()], buffer);
+        for (start, dst) in pieces {
+            let mut blocks: [&[T::Real]; N] = [&[]; N];
+            for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
+                *block = T::load(&input[start..start + dst.len()], buffer);
+            }
+            U::store(dst, |dst| f(start / cols, blocks, dst));
         }
-        U::store(dst, |dst| f(start / cols, blocks, dst));
     });
     dst
 }

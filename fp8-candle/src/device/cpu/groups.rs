@@ -1,8 +1,10 @@
 //! Casts of values that are kept, in groups of features, while their rows are in a core's cache for other work.
 
+use super::cast::{piece_len, task_len};
 use super::fill::zeros;
 use super::pages;
 use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks;
 use fp8_core::{HighPrecision, ScaleGrid};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -32,6 +34,23 @@ pub(crate) struct GroupCodes {
 }
 
 impl GroupCodes {
+    /// The codes of `groups`, whose groups lie within rows.
+    pub(crate) fn of<T: HighPrecision>(groups: Groups<'_, T>) -> Self {
+        let (rows, cols) = (groups.grid.rows(), groups.grid.cols().max(1));
+        let [task, piece] = [task_len(cols), piece_len(cols)].map(|len| len / cols);
+        let mut room = Self::room(&groups);
+        let casting = Casting::new(groups, &mut room);
+        tasks::for_each(rows.div_ceil(task), |index| {
+            let rows = index * task..rows.min((index + 1) * task);
+            for first in rows.clone().step_by(piece) {
+                // SAFETY: each row belongs to one piece of one task.
+                unsafe { casting.rows(first..rows.end.min(first + piece)) };
+            }
+        });
+        // SAFETY: the tasks have cast all rows.
+        unsafe { room.filled(&groups) }
+    }
+
     /// Room for the codes of `groups`.
     pub(super) fn room<T>(groups: &Groups<'_, T>) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use super::cast::{larger, task_len};
 use super::elements::{tensor, with_scales};
-use super::fill::filled;
+use super::fill::filled_in_pieces;
 use super::groups::{Casting, GroupCodes, Groups};
 use super::rows::MadeRows;
 use super::scratch::Plain;
@@ -54,12 +54,11 @@ pub(crate) fn encode_rows<T: HighPrecision + Plain>(
     let casting = groups.zip(group_codes.as_mut());
     let casting = casting.map(|(groups, room)| Casting::new(groups, room));
     let (codes, parts) = with_scales("quantize", quant_scale, |scales| {
-        Ok(filled(0u8, len, task, |start, codes| {
+        Ok(filled_in_pieces(0u8, len, [task, piece], |pieces| {
             let mut room = None;
             let mut sums = vec![0.; if sum_rows.is_some() { cols } else { 0 }];
             let mut amax = 0f32;
-            for (index, codes) in codes.chunks_mut(piece).enumerate() {
-                let start = start + index * piece;
+            for (start, codes) in pieces {
                 let row = start / cols;
                 if let Some(casting) = &casting {
                     // SAFETY: each row belongs to one piece of one task.

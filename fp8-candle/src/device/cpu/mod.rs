@@ -19,7 +19,7 @@ mod sums;
 mod unfold;
 
 pub(crate) use attention::{CpuAttention, cached as cached_attention};
-pub(crate) use fill::filled;
+pub(crate) use fill::{filled, filled_in_pieces};
 pub(crate) use groups::{GroupCodes, Groups};
 pub(crate) use made::{Beside, encode_rows};
 pub(crate) use rows::{CodedRows, MadeRows, Stored};

@@ -7,9 +7,9 @@ use crate::cast::kept::KeptTensor;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{
-    Buffer, Element, for_dtype, map_rows, storage, tensor, with_slices,
+    Buffer, Element, for_dtype, map_rows, piece_len, storage, tensor, with_slices,
 };
-use crate::device::{Beside, MadeRows, filled};
+use crate::device::{Beside, MadeRows, filled_in_pieces};
 use candle_core::{DType, Storage, Tensor};
 
 pub(super) fn forward(activation: Activation, x: &Tensor) -> Result<Storage> {
@@ -126,20 +126,13 @@ fn values<T: Element>(activation: Activation, x: &[T], last: usize) -> Vec<T> {
         last
     };
     let rows = x.len().checked_div(last).unwrap_or(0);
-    let per_task = rows_of_task(last);
-    let (y, _) = filled(
-        T::default(),
-        rows * n,
-        per_task * n,
-        |start, y: &mut [T]| {
-            part(
-                activation,
-                input_of(x, start, y.len(), [last, n]),
-                [last, n],
-                y,
-            );
-        },
-    );
+    let lens = [rows_of_task(last) * n, piece_len(last) / last.max(1) * n];
+    let (y, _) = filled_in_pieces(T::default(), rows * n, lens, |pieces| {
+        for (start, y) in pieces {
+            let x = input_of(x, start, y.len(), [last, n]);
+            part(activation, x, [last, n], y);
+        }
+    });
     y
 }
 
@@ -159,16 +152,13 @@ fn part<T: Element>(activation: Activation, x: &[T], [last, n]: [usize; 2], y: &
 }
 
 fn gradient<T: Element>(activation: Activation, x: &[T], grad: &[T], last: usize) -> Vec<T> {
-    let per_task = rows_of_task(last);
-    let (dx, _) = filled(
-        T::default(),
-        x.len(),
-        per_task * last,
-        |start, dx: &mut [T]| {
+    let lens = [rows_of_task(last) * last, piece_len(last)];
+    let (dx, _) = filled_in_pieces(T::default(), x.len(), lens, |pieces| {
+        for (start, dx) in pieces {
             let x = &x[start..start + dx.len()];
             gradient_part(activation, (x, grad), last, start, dx);
-        },
-    );
+        }
+    });
     dx
 }
 

@@ -3,8 +3,8 @@
 use super::Norm;
 use crate::base::math::{Real, sum, sum2};
 use crate::base::simd::simd;
-use crate::device::cpu::elements::{Buffer, Element, block_rows, map_rows};
-use crate::device::filled;
+use crate::device::cpu::elements::{Buffer, Element, block_rows, map_rows, piece_len};
+use crate::device::filled_in_pieces;
 
 impl Norm {
     pub(super) fn cpu_forward<T: Element>(
@@ -85,22 +85,25 @@ impl Norm {
     ) -> (Vec<T>, [Vec<T::Real>; 2]) {
         let cols = weight.len();
         let len = block_rows(x.len() / cols.max(1), cols) * cols;
-        let (dx, partials) = filled(T::default(), x.len(), len, |start, dx: &mut [T]| {
+        let lens = [len, piece_len(cols)];
+        let (dx, partials) = filled_in_pieces(T::default(), x.len(), lens, |pieces| {
             let (mut x_buffer, mut grad_buffer) = (Buffer::default(), Buffer::default());
-            let x = T::load(&x[start..start + dx.len()], &mut x_buffer);
-            let grad = T::load(&grad[start..start + dx.len()], &mut grad_buffer);
             let (mut dw, mut db) = (vec![T::Real::ZERO; cols], vec![T::Real::ZERO; cols]);
-            T::store(dx, |dx| {
-                simd(
-                    #[inline(always)]
-                    || {
-                        let rows = x.chunks_exact(cols).zip(grad.chunks_exact(cols));
-                        for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(cols)) {
-                            self.backward_row(x, weight, grad, dx, &mut dw, &mut db);
-                        }
-                    },
-                );
-            });
+            for (start, dx) in pieces {
+                let x = T::load(&x[start..start + dx.len()], &mut x_buffer);
+                let grad = T::load(&grad[start..start + dx.len()], &mut grad_buffer);
+                T::store(dx, |dx| {
+                    simd(
+                        #[inline(always)]
+                        || {
+                            let rows = x.chunks_exact(cols).zip(grad.chunks_exact(cols));
+                            for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(cols)) {
+                                self.backward_row(x, weight, grad, dx, &mut dw, &mut db);
+                            }
+                        },
+                    );
+                });
+            }
             (dw, db)
         });
         let (mut dw, mut db) = (vec![T::Real::ZERO; cols], vec![T::Real::ZERO; cols]);
