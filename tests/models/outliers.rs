@@ -220,6 +220,7 @@ fn shifts_that_do_not_fit_the_model_are_refused() -> Outcome {
     let pair = Pair::new("llama")?;
     let target = pair.dir.path().join("refused");
     let norm = "model.layers.0.input_layernorm.weight";
+    let zeros = vec![0.; pair.source.shape(norm).expect("a norm")[0]];
     for (name, shift, part) in [
         (
             "model.layers.9.norm.weight",
@@ -227,6 +228,7 @@ fn shifts_that_do_not_fit_the_model_are_refused() -> Outcome {
             "model.layers.9.norm.weight",
         ),
         (norm, vec![2., 4.], "2 features, one for each factor"),
+        (norm, zeros, "a factor, positive and finite"),
     ] {
         let mut chosen = Chosen::default();
         chosen.shifts.insert(name.into(), shift);
