@@ -12,7 +12,7 @@ use crate::models::error::Result;
 use crate::models::families::Blocks;
 use candle_core::{D, DType, Tensor};
 use fp8_candle::InputScaling;
-use fp8_core::{Contraction, Format, Granularity, decode_rows, encode_groups};
+use fp8_core::{Contraction, Format, Granularity, MX_BLOCK, decode_rows, encode_groups};
 use fp8_files::names::weight_name;
 use fp8_files::search::shifted;
 use rayon::prelude::*;
@@ -85,7 +85,7 @@ pub(super) fn choose<B: Blocks>(
 /// The number of neighbouring features whose scale is a power of two; None if scales are other numbers.
 fn group_of_powers(scaling: &InputScaling, features: usize) -> Option<usize> {
     match scaling {
-        InputScaling::DynamicMx => Some(32),
+        InputScaling::DynamicMx => Some(MX_BLOCK),
         scaling if !scaling.has_power_of_two_scales() => None,
         InputScaling::DynamicPerGroup { size, .. } => Some((*size).max(1)),
         // A scale for more than a token's features differs by powers of two, which changes nothing but what the smallest ones become.

@@ -1,8 +1,7 @@
 //! Casts and amaxes over threads: a matrix is split at whole rows, and `fp8-core` gives the same bits for every
 //! split.
 
-use super::fill::zeros;
-use super::pages;
+use super::fill::filled_in_pieces;
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
@@ -131,22 +130,17 @@ pub(super) fn encode_current<T: HighPrecision>(
 
 /// As many elements as `src` has. `write(start, src, values)` writes some of them, a multiple of `unit`, while their zeros are still in
 /// the core's own cache.
-fn mapped<A: Sync, B: Copy + Default + Send>(
+fn mapped<A: Sync, B: Copy + Default + Send + Sync>(
     src: &[A],
     unit: usize,
     write: impl Fn(usize, &[A], &mut [B]) + Sync,
 ) -> Vec<B> {
-    let mut values = pages::vec_for(src.len());
-    let room = &mut values.spare_capacity_mut()[..src.len()];
-    let (task, piece) = (task_len(unit), piece_len(unit));
-    tasks::for_each_chunk(src, room, task, |index, src, room| {
-        let pieces = src.chunks(piece).zip(room.chunks_mut(piece));
-        for (at, (src, room)) in pieces.enumerate() {
-            write(index * task + at * piece, src, zeros(B::default(), room));
+    let lens = [task_len(unit), piece_len(unit)];
+    let (values, _) = filled_in_pieces(B::default(), src.len(), lens, |pieces| {
+        for (start, values) in pieces {
+            write(start, &src[start..start + values.len()], values);
         }
     });
-    // SAFETY: the tasks have written every element.
-    unsafe { values.set_len(src.len()) };
     values
 }
 

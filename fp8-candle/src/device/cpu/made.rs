@@ -1,6 +1,6 @@
 //! Casts of rows that are made for them alone, a few at a time in a core's own cache, and sums over the rows beside a cast.
 
-use super::cast::{larger, task_len};
+use super::cast::{larger, piece_len, task_len};
 use super::elements::{tensor, with_scales};
 use super::fill::filled_in_pieces;
 use super::groups::{Casting, GroupCodes, Groups};
@@ -10,9 +10,6 @@ use super::sums;
 use crate::base::error::{Result, internal};
 use candle_core::{DType, Tensor};
 use fp8_core::{Cast, HighPrecision, ScaleGrid};
-
-/// Elements that are made and cast at a time: they stay in the core's own cache.
-const PIECE: usize = 1 << 12;
 
 /// What is made beside a cast of rows.
 pub(crate) struct Beside<'a, T> {
@@ -45,7 +42,6 @@ pub(crate) fn encode_rows<T: HighPrecision + Plain>(
         internal!("{} rows beside {}", groups.grid.rows(), grid.rows());
     }
     let (cols, len) = (grid.cols().max(1), grid.rows() * grid.cols());
-    let piece = cols * (PIECE / cols).max(1);
     let task = match sum_rows {
         Some(_) => sums::block_len(grid.rows(), grid.cols()),
         None => task_len(cols),
@@ -54,25 +50,31 @@ pub(crate) fn encode_rows<T: HighPrecision + Plain>(
     let casting = groups.zip(group_codes.as_mut());
     let casting = casting.map(|(groups, room)| Casting::new(groups, room));
     let (codes, parts) = with_scales("quantize", quant_scale, |scales| {
-        Ok(filled_in_pieces(0u8, len, [task, piece], |pieces| {
-            let mut room = None;
-            let mut sums = vec![0.; if sum_rows.is_some() { cols } else { 0 }];
-            let mut amax = 0f32;
-            for (start, codes) in pieces {
-                let row = start / cols;
-                if let Some(casting) = &casting {
-                    // SAFETY: each row belongs to one piece of one task.
-                    unsafe { casting.rows(row..row + codes.len() / cols) };
+        Ok(filled_in_pieces(
+            0u8,
+            len,
+            [task, piece_len(cols)],
+            |pieces| {
+                let mut room = None;
+                let mut sums = vec![0.; if sum_rows.is_some() { cols } else { 0 }];
+                let mut amax = 0f32;
+                for (start, codes) in pieces {
+                    let row = start / cols;
+                    if let Some(casting) = &casting {
+                        // SAFETY: each row belongs to one piece of one task.
+                        unsafe { casting.rows(row..row + codes.len() / cols) };
+                    }
+                    let values = made.rows(start, codes.len(), &mut room);
+                    let part =
+                        fp8_core::encode_rows_with_amax(cast, values, row, grid, scales, codes);
+                    amax = larger(amax, part);
+                    if sum_rows.is_some() {
+                        sums::add_rows(&mut sums, values);
+                    }
                 }
-                let values = made.rows(start, codes.len(), &mut room);
-                let part = fp8_core::encode_rows_with_amax(cast, values, row, grid, scales, codes);
-                amax = larger(amax, part);
-                if sum_rows.is_some() {
-                    sums::add_rows(&mut sums, values);
-                }
-            }
-            (amax, sums)
-        }))
+                (amax, sums)
+            },
+        ))
     })?;
     let group_codes = groups.zip(group_codes).map(|(groups, room)| {
         // SAFETY: the pieces of all tasks are all rows.
