@@ -32,7 +32,7 @@ type Run = fn(&Input, &Tensor) -> candle_core::Result<()>;
 
 /// Name, bytes moved per value, bar, and the call. Values are read twice where a scale depends on the whole tensor (or a whole
 /// column).
-const CASES: [(&str, f64, Option<f64>, Run); 7] = [
+const CASES: [(&str, f64, Option<f64>, Run); 9] = [
     ("cast", 3., None, |input, x| {
         input.quantize(x, Orientation::RowMajor)
     }),
@@ -61,6 +61,12 @@ const CASES: [(&str, f64, Option<f64>, Run); 7] = [
             Contraction::Cols,
             Orientation::RowMajor,
         )
+    }),
+    ("scales of groups of 128 + cast", 3., None, |input, x| {
+        input.groups(x, 128)
+    }),
+    ("scales of groups of 32 + cast", 3., None, |input, x| {
+        input.groups(x, 32)
     }),
     (
         "columnwise scale + cast, transposed",
@@ -111,6 +117,16 @@ impl Input {
         self.backend
             .quantize(x, &self.tensorwise, scale, &CAST, orientation)?;
         Ok(())
+    }
+
+    /// The cast of groups of `cols` neighbouring values of a row, each with a scale of its own.
+    fn groups(&self, x: &Tensor, cols: usize) -> candle_core::Result<()> {
+        self.current(
+            x,
+            Granularity::Blockwise { rows: 1, cols },
+            Contraction::Cols,
+            Orientation::RowMajor,
+        )
     }
 
     fn current(

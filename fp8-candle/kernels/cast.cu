@@ -86,37 +86,58 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
   }
 }
 
-// The same for rows of at most 128 values, a multiple of 8, with x at a multiple of 16 bytes: 16 threads for a row.
-template <bool IS_E5M2, class T>
-__device__ void cast_short_rows(const T* x, uint8_t* codes, float* amax, float* quant_scale, float* dequant_scale,
-                                uint64_t rows, uint64_t cols, float max_value, uint32_t policy, float eps,
-                                bool power_of_two, bool saturate) {
-  constexpr int N = 8, LANES = 16;
-  const uint64_t row = global_thread() / LANES, at = row * cols + threadIdx.x % LANES * N;
-  const bool valid = row < rows && threadIdx.x % LANES * N < cols;
-  float v[N] = {}, scaled[N];
-  if (valid) load_f32(x + at, v);
-  uint32_t largest = 0;
+// Eight codes from eight values with one scale.
+template <bool IS_E5M2>
+__device__ __forceinline__ uint2 encode8(const float (&v)[8], float quant_scale, bool saturate) {
+  float scaled[8];
 #pragma unroll
-  for (int i = 0; i < N; i++) largest = max(largest, magnitude_bits(v[i]));
-#pragma unroll
-  for (int offset = LANES / 2; offset > 0; offset >>= 1) largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
-  const float scale = quant_scale_of(__uint_as_float(largest), max_value, policy, eps, power_of_two);
-  if (!valid) return;
-  if (threadIdx.x % LANES == 0) {
-    amax[row] = __uint_as_float(largest);
-    quant_scale[row] = scale;
-    dequant_scale[row] = __fdiv_rn(1.0f, scale);
-  }
-#pragma unroll
-  for (int i = 0; i < N; i++) scaled[i] = __fmul_rn(v[i], scale);
-  uint2 encoded = make_uint2(encode4<IS_E5M2>(scaled), encode4<IS_E5M2>(scaled + 4));
+  for (int i = 0; i < 8; i++) scaled[i] = __fmul_rn(v[i], quant_scale);
+  uint2 codes = make_uint2(encode4<IS_E5M2>(scaled), encode4<IS_E5M2>(scaled + 4));
   const uint32_t least_odd = least_odd_code<IS_E5M2>(saturate);
-  if (__builtin_expect((codes_from(encoded.x, least_odd) | codes_from(encoded.y, least_odd)) != 0, 0)) {
-    encoded.x = corrected<IS_E5M2>(encoded.x, v, scaled, saturate);
-    encoded.y = corrected<IS_E5M2>(encoded.y, v + 4, scaled + 4, saturate);
+  if (__builtin_expect((codes_from(codes.x, least_odd) | codes_from(codes.y, least_odd)) != 0, 0)) {
+    codes.x = corrected<IS_E5M2>(codes.x, v, scaled, saturate);
+    codes.y = corrected<IS_E5M2>(codes.y, v + 4, scaled + 4, saturate);
   }
-  *reinterpret_cast<uint2*>(codes + at) = encoded;
+  return codes;
+}
+
+// The same for groups of `width` neighbouring values, at most 128 and a multiple of 8, with x at a multiple of 16 bytes: `lanes` threads, a
+// power of two, for a group.
+template <class T>
+__device__ void cast_groups(const T* x, uint8_t* codes, float* amax, float* quant_scale, float* dequant_scale,
+                            uint64_t groups, uint32_t width, uint32_t lanes, uint32_t target, float max_value, uint32_t policy,
+                            float eps, bool power_of_two) {
+  constexpr int N = 8, AT_ONCE = 2;
+  const uint32_t shift = __ffs(lanes) - 1, lane = threadIdx.x & (lanes - 1);
+  const uint64_t first = global_thread() >> shift, step = global_threads() >> shift;
+  const auto place = [&](int j) { return (first + j * step) * width + lane * N; };
+  const auto valid = [&](int j) { return first + j * step < groups && lane * N < width; };
+  Pack<T, N> read[AT_ONCE] = {};
+#pragma unroll
+  for (int j = 0; j < AT_ONCE; j++)
+    if (valid(j)) read[j] = load_pack<N>(x + place(j));
+#pragma unroll
+  for (int j = 0; j < AT_ONCE; j++) {
+    float v[N];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      v[i] = to_f32(read[j].v[i]);
+      largest = max(largest, magnitude_bits(v[i]));
+    }
+    for (uint32_t offset = lanes / 2; offset > 0; offset >>= 1)
+      largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
+    const float scale = quant_scale_of(__uint_as_float(largest), max_value, policy, eps, power_of_two);
+    if (!valid(j)) continue;
+    if (lane == 0) {
+      const uint64_t group = first + j * step;
+      amax[group] = __uint_as_float(largest);
+      quant_scale[group] = scale;
+      dequant_scale[group] = __fdiv_rn(1.0f, scale);
+    }
+    *reinterpret_cast<uint2*>(codes + place(j)) =
+        target & TO_E5M2 ? encode8<true>(v, scale, saturates(target)) : encode8<false>(v, scale, saturates(target));
+  }
 }
 
 // Every format, rounding, overflow and grid of scales. A thread takes four values in a row, which share a block of random words.
@@ -196,16 +217,12 @@ __device__ __forceinline__ void cast_matrix(const Source& source, const Scales& 
       cast_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,                \
                        power_of_two != 0, saturates(target));                                                         \
   }                                                                                                                   \
-  extern "C" __global__ void fp8_cast_short_rows_##NAME(const T* x, uint8_t* codes, float* amax, float* quant_scale,  \
-                                                        float* dequant_scale, uint64_t rows, uint64_t cols,           \
-                                                        uint32_t target, float max_value, uint32_t policy, float eps, \
-                                                        uint32_t power_of_two) {                                      \
-    if (target & TO_E5M2)                                                                                             \
-      cast_short_rows<true>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,           \
-                            power_of_two != 0, saturates(target));                                                    \
-    else                                                                                                              \
-      cast_short_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,          \
-                             power_of_two != 0, saturates(target));                                                   \
+  extern "C" __global__ void fp8_cast_groups_##NAME(const T* x, uint8_t* codes, float* amax, float* quant_scale,      \
+                                                    float* dequant_scale, uint64_t groups, uint32_t width,            \
+                                                    uint32_t lanes, uint32_t target, float max_value,                 \
+                                                    uint32_t policy, float eps, uint32_t power_of_two) {              \
+    cast_groups(x, codes, amax, quant_scale, dequant_scale, groups, width, lanes, target, max_value, policy, eps,     \
+                power_of_two != 0);                                                                                   \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                                       \
       fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \

@@ -15,23 +15,71 @@ __device__ __forceinline__ float decode(uint32_t code, uint32_t format) {
   return __uint_as_float(__float_as_uint(value) | sign);
 }
 
+// Values of four codes that are not NaN. Their bits, moved to the places of an f16, are that of a smaller number: an E5M2 is the upper byte
+// of an f16, and an E4M3 needs 2^8 times that.
+template <bool IS_E5M2> __device__ __forceinline__ void decode4(uint32_t codes, float* v) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    // Two codes in upper bytes.
+    uint32_t bits = __byte_perm(codes, 0, half ? 0x3424 : 0x1404);
+    if (!IS_E5M2) bits = (bits & 0x80008000u) | (bits >> 1 & 0x3F803F80u);
+    __half2 pair = *reinterpret_cast<const __half2*>(&bits);
+    if (!IS_E5M2) pair = __hmul2(pair, __floats2half2_rn(256.0f, 256.0f));
+    const float2 values = __half22float2(pair);
+    v[2 * half] = values.x, v[2 * half + 1] = values.y;
+  }
+}
+
+// Values of N codes of any format, N a multiple of four.
+template <int N> __device__ __forceinline__ void decode_pack(const Pack<uint32_t, N / 4>& codes, uint32_t format, float (&v)[N]) {
+  // The least magnitude that is NaN.
+  const uint32_t nan = format == E5M2 ? 0x7D : 0x7F;
+  uint32_t nans = format >= E4M3_FNUZ;
+#pragma unroll
+  for (int i = 0; i < N / 4; i++) nans |= codes_from(codes.v[i], nan);
+  if (__builtin_expect(nans != 0, 0)) {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = decode(codes.v[j / 4] >> (8 * (j % 4)) & 0xFF, format);
+  } else if (format == E5M2) {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) decode4<true>(codes.v[i], v + 4 * i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) decode4<false>(codes.v[i], v + 4 * i);
+  }
+}
+
 template <class T>
 __device__ void dequantize(const uint8_t* codes, const float* dequant_scales, T* out, uint64_t n, uint64_t cols,
                            uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols, uint32_t format) {
-  // Sixteen codes have one scale.
-  const bool whole = block_cols >= cols || block_cols % 16 == 0;
-  if (whole && cols % 16 == 0 && aligned16(codes) && aligned16(out)) {
-    const uint32_t packs = (uint32_t)(cols / 16), height = (uint32_t)min(block_rows, (uint64_t)UINT32_MAX);
-    const uint32_t width = (uint32_t)(min(block_cols, cols) / 16);
-    for (uint64_t i = global_thread(); i < n / 16; i += global_threads()) {
-      const uint4 pack = reinterpret_cast<const uint4*>(codes)[i];
-      const uint32_t row = (uint32_t)(i / packs), col = (uint32_t)(i - row * (uint64_t)packs);
-      const float scale = dequant_scales[row / height * scale_cols + col / width];
-      const uint32_t words[4] = {pack.x, pack.y, pack.z, pack.w};
-      float v[16];
+  // As many codes as have 16 bytes of values, so that neighbouring threads store neighbouring bytes. They have one scale.
+  constexpr int N = 16 / sizeof(T), AT_ONCE = 4;
+  const bool whole = block_cols >= cols || block_cols % N == 0;
+  if (whole && cols % N == 0 && aligned16(codes) && aligned16(out)) {
+    const uint32_t packs = (uint32_t)(cols / N), height = (uint32_t)min(block_rows, (uint64_t)UINT32_MAX);
+    const uint32_t width = (uint32_t)(min(block_cols, cols) / N);
+    const uint64_t all = n / N, step = global_threads();
+    for (uint64_t base = global_thread(); base < all; base += AT_ONCE * step) {
+      Pack<uint32_t, N / 4> read[AT_ONCE];
+      float scales[AT_ONCE];
 #pragma unroll
-      for (int j = 0; j < 16; j++) v[j] = __fmul_rn(decode(words[j / 4] >> (8 * (j % 4)) & 0xFF, format), scale);
-      store_f32<16>(out + i * 16, v);
+      for (int j = 0; j < AT_ONCE; j++) {
+        // The last pack may be read several times.
+        const uint64_t i = min(base + j * step, all - 1);
+        read[j] = load_pack<N / 4>(reinterpret_cast<const uint32_t*>(codes) + i * (N / 4));
+        const uint32_t row = i >> 32 ? (uint32_t)(i / packs) : (uint32_t)i / packs, col = (uint32_t)(i - row * (uint64_t)packs);
+        scales[j] = dequant_scales[row / height * scale_cols + col / width];
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        const uint64_t i = base + j * step;
+        if (i >= all) break;
+        float v[N];
+        decode_pack<N>(read[j], format, v);
+#pragma unroll
+        for (int k = 0; k < N; k++) v[k] = __fmul_rn(v[k], scales[j]);
+        store_f32<N>(out + i * N, v);
+      }
     }
     return;
   }

@@ -14,7 +14,7 @@ use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 kernels! { CAST_KERNELS in CAST;
     CAST_FLAT = floats "fp8_cast_flat"("ppppli");
     CAST_ROWS = floats "fp8_cast_rows"("pppppllififi");
-    CAST_SHORT_ROWS = floats "fp8_cast_short_rows"("pppppllififi");
+    CAST_GROUPS = floats "fp8_cast_groups"("pppppliiififi");
     CAST_TRANSPOSE = floats "fp8_cast_transpose"("ppppplli");
     CAST_BLOCKS = floats "fp8_cast_blocks"("ppppplliiii");
     CAST_COLUMNS = floats "fp8_cast_columns"("ppppplliii");
@@ -181,7 +181,27 @@ fn rounding_args(rounding: Rounding) -> Result<(u32, fp8_core::StochasticKey)> {
     })
 }
 
-/// A cast with scales from its own amaxes: in one pass for rows, otherwise in two.
+/// The cast that measures amaxes and makes codes from one read, and the arguments that describe its scales: groups of up to 128 neighbouring
+/// values that fill the rows, or whole rows. None for other scales.
+fn cast_in_one_pass(grid: &ScaleGrid, x_ptr: u64) -> Option<(FloatKernels, Shape, Vec<Arg>)> {
+    // Values of a thread, and groups that it takes.
+    const VALUES: usize = 8;
+    const AT_ONCE: usize = 2;
+    let (rows, cols) = (grid.rows(), grid.cols());
+    let width = grid.block_cols().min(cols);
+    let whole_groups = cols.is_multiple_of(width) && width.is_multiple_of(VALUES);
+    if grid.block_rows() == 1 && whole_groups && width <= 128 && x_ptr.is_multiple_of(16) {
+        let (groups, lanes) = (grid.len(), (width / VALUES).next_power_of_two());
+        let threads = groups.div_ceil(AT_ONCE) * lanes;
+        let sizes = args![l groups, i width as u32, i lanes as u32];
+        let shape = Shape::blocks(threads.div_ceil(256), 256);
+        return Some((CAST_GROUPS, shape, sizes.to_vec()));
+    }
+    let shape = Shape::blocks(rows, row_threads(cols));
+    (Scales::of(grid) == Scales::PerRow).then(|| (CAST_ROWS, shape, args![l rows, l cols].to_vec()))
+}
+
+/// A cast with scales from its own amaxes: in one pass for rows and short groups of a row, otherwise in two.
 pub(super) fn quantize_current(
     x: &Tensor,
     grid: &ScaleGrid,
@@ -190,51 +210,47 @@ pub(super) fn quantize_current(
     orientation: Orientation,
 ) -> Result<CurrentCast> {
     const OP: &str = "quantize";
-    let whole_rows = Scales::of(grid) == Scales::PerRow && !orientation.transposed();
-    if !(whole_rows && is_plain(cast)) || x.elem_count() == 0 {
-        let amax = amax(x, grid)?;
-        let (quant_scale, dequant_scale) = scales(&amax, cast.format, current)?;
-        let (codes, _) = quantize(x, grid, &quant_scale, cast, orientation, false)?;
-        return Ok(CurrentCast {
-            codes,
-            quant_scale,
-            dequant_scale,
-            amax,
-        });
+    if is_plain(cast) && !orientation.transposed() && x.elem_count() > 0 {
+        let (shape, x) = (x.shape(), in_f32(x)?);
+        let gpu = Gpu::of(&x)?;
+        let scale = || gpu.alloc(DType::F32, grid.len());
+        let made = with_pointers(&gpu, [&x], |[x_ptr]| {
+            let Some((kernels, blocks, sizes)) = cast_in_one_pass(grid, x_ptr) else {
+                return Ok(None);
+            };
+            let codes = gpu.alloc(DType::U8, x.elem_count())?;
+            let [amax, quant_scale, dequant_scale] = [scale()?, scale()?, scale()?];
+            let (policy, eps) = policy_args(current.policy);
+            let mut args = args![
+                p x_ptr, p codes.ptr(), p amax.ptr(), p quant_scale.ptr(), p dequant_scale.ptr(),
+            ]
+            .to_vec();
+            args.extend(sizes);
+            args.extend(args![
+                a target(cast), f cast.format.max(), i policy, f eps, i current.power_of_two,
+            ]);
+            // SAFETY: as many codes as values, and three arrays of a value for each scale; `cast_in_one_pass` has checked what the kernel
+            // requires of sizes and alignment.
+            unsafe { launch(&gpu, kernels.of(OP, x.dtype())?, blocks, &args)? };
+            Ok(Some((codes, amax, quant_scale, dequant_scale)))
+        })?;
+        if let Some((codes, amax, quant_scale, dequant_scale)) = made {
+            let scales = (grid.scale_rows(), grid.scale_cols());
+            return Ok(CurrentCast {
+                codes: Codes::row_major(codes.into_tensor(shape)?),
+                quant_scale: quant_scale.into_tensor(scales)?,
+                dequant_scale: dequant_scale.into_tensor(scales)?,
+                amax: amax.into_tensor(scales)?,
+            });
+        }
     }
-    let (shape, x) = (x.shape(), in_f32(x)?);
-    let gpu = Gpu::of(&x)?;
-    let (rows, cols) = (grid.rows(), grid.cols());
-    let codes = gpu.alloc(DType::U8, x.elem_count())?;
-    let [amax, quant_scale, dequant_scale] = [
-        gpu.alloc(DType::F32, rows)?,
-        gpu.alloc(DType::F32, rows)?,
-        gpu.alloc(DType::F32, rows)?,
-    ];
-    with_pointers(&gpu, [&x], |[x_ptr]| {
-        let (policy, eps) = policy_args(current.policy);
-        let args = args![
-            p x_ptr, p codes.ptr(), p amax.ptr(), p quant_scale.ptr(), p dequant_scale.ptr(),
-            l rows, l cols, a target(cast), f cast.format.max(), i policy, f eps,
-            i current.power_of_two,
-        ];
-        // A block for a row of attention's features would have few threads with work.
-        const SHORT_ROW_LANES: usize = 16;
-        let short = cols <= 128 && cols.is_multiple_of(8) && x_ptr.is_multiple_of(16);
-        let (kernels, shape) = match short {
-            true => (
-                CAST_SHORT_ROWS,
-                Shape::blocks((rows * SHORT_ROW_LANES).div_ceil(256), 256),
-            ),
-            false => (CAST_ROWS, Shape::blocks(rows, row_threads(cols))),
-        };
-        // SAFETY: rows * cols values and codes, and three arrays of a value per row; short rows begin at multiples of 16 bytes.
-        unsafe { launch(&gpu, kernels.of(OP, x.dtype())?, shape, &args) }
-    })?;
+    let amax = amax(x, grid)?;
+    let (quant_scale, dequant_scale) = scales(&amax, cast.format, current)?;
+    let (codes, _) = quantize(x, grid, &quant_scale, cast, orientation, false)?;
     Ok(CurrentCast {
-        codes: Codes::row_major(codes.into_tensor(shape)?),
-        quant_scale: quant_scale.into_tensor((rows, 1))?,
-        dequant_scale: dequant_scale.into_tensor((rows, 1))?,
-        amax: amax.into_tensor((rows, 1))?,
+        codes,
+        quant_scale,
+        dequant_scale,
+        amax,
     })
 }

@@ -11,7 +11,7 @@ const MOST_INSTRUCTIONS: usize = 5000;
 /// Kernels that live on the memory's bandwidth, by the beginning of their names, and the bytes that a thread of theirs waits for at
 /// once at least. A chip of 3.35 TB/s and 132 multiprocessors, whose memory answers within 0.7 microseconds, needs 18 KB in
 /// flight on each of them: 36 bytes for each of 512 threads, 18 for each of 1024.
-const LOADS: [(&str, usize); 14] = [
+const LOADS: [(&str, usize); 15] = [
     ("fp8_cast_stored", 128),
     ("fp8_cast_transpose", 128),
     ("fp8_cast_flat", 128),
@@ -21,8 +21,9 @@ const LOADS: [(&str, usize); 14] = [
     // Three blocks share a multiprocessor where a thread reads two tensors.
     ("fp8_cast_activation", 48),
     ("fp8_cast_rows", 32),
-    ("fp8_cast_short_rows", 16),
+    ("fp8_cast_groups", 32),
     ("fp8_round_rows", 16),
+    ("fp8_dequantize", 16),
     ("fp8_amax_tensor", 48),
     ("fp8_amax_cols", 48),
     ("fp8_amax_groups", 64),
