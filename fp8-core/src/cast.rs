@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::named,
     format::{CodeSpec, Format},
-    philox::philox4x32_10,
+    philox::{philox_of_each, philox4x32_10},
 };
 
 /// How a value between two codes is rounded. Every mode rounds once, directly from f32, subnormals included.
@@ -62,7 +62,26 @@ impl StochasticKey {
     #[inline]
     pub const fn block(self, index: u64) -> [u32; 4] {
         let counter = [index as u32, (index >> 32) as u32, self.step, self.tensor];
-        philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])
+        philox4x32_10(counter, self.words())
+    }
+
+    /// [`StochasticKey::block`] of `N` indices from `first` on.
+    #[inline(always)]
+    pub(crate) fn blocks<const N: usize>(self, first: u64) -> [[u32; 4]; N] {
+        let index: [u64; N] = std::array::from_fn(|i| first.wrapping_add(i as u64));
+        let counters = [
+            index.map(|index| index & u64::from(u32::MAX)),
+            index.map(|index| index >> 32),
+            [u64::from(self.step); N],
+            [u64::from(self.tensor); N],
+        ];
+        let words = philox_of_each(counters, self.words());
+        std::array::from_fn(|i| words.map(|word| word[i] as u32))
+    }
+
+    /// The seed as the key of the generator.
+    const fn words(self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
     }
 }
 

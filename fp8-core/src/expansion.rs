@@ -39,11 +39,16 @@ pub struct RandomWords<'a> {
 }
 
 impl RandomWords<'_> {
-    /// The bits of an element of the first block, by its number.
-    pub(crate) fn bits(&self, element: usize) -> u32 {
-        let (half, word) = (element / EXPANDED_WORDS, element % EXPANDED_WORDS);
+    /// The codes of the elements `y` of one half of the first block, by their words. The loop has no branches, so that it vectorizes.
+    #[inline(always)]
+    fn round_half(&self, half: usize, y: &[f32; EXPANDED_WORDS], codes: &mut [u8; EXPANDED_WORDS]) {
         let rotated = self.rotated + HALF_ROTATED * half as u32;
-        self.words[word].rotate_left(rotated) >> (u32::BITS - RANDOM_BITS)
+        let words = &self.words.as_chunks::<EXPANDED_WORDS>().0[0];
+        for ((code, y), word) in codes.iter_mut().zip(y).zip(words) {
+            let sign = (y.to_bits() >> 24) as u8 & 0x80;
+            let random = word.rotate_left(rotated) >> (u32::BITS - RANDOM_BITS);
+            *code = sign | round_up_at_random(y.abs(), random);
+        }
     }
 }
 
@@ -237,26 +242,28 @@ pub(crate) fn encode_block(
         Curve::Fourth => raise(&padded, factors, Curve::Fourth),
         Curve::Root => raise(&padded, factors, Curve::Root),
     };
-    let rounder = Rounder::new(&Cast::new(Format::E4M3));
+    let mut rounded = [0u8; EXPANDED_BLOCK];
     match words {
         None => {
-            let rounder = rounder.with_mode(Mode::NearestEven);
-            for (code, x) in codes.iter_mut().zip(&raised) {
+            let rounder = Rounder::new(&Cast::new(Format::E4M3)).with_mode(Mode::NearestEven);
+            for (code, x) in rounded.iter_mut().zip(&raised) {
                 *code = rounder.code(x.to_bits(), 0);
             }
         }
         Some(random) => {
-            for (i, (code, y)) in codes.iter_mut().zip(&raised).enumerate() {
-                let sign = (y.to_bits() >> 24) as u8 & 0x80;
-                *code = sign | round_up_at_random(y.abs(), random.bits(i));
+            let (halves, _) = raised.as_chunks::<EXPANDED_WORDS>();
+            let (codes, _) = rounded.as_chunks_mut::<EXPANDED_WORDS>();
+            for (half, (codes, halves)) in codes.iter_mut().zip(halves).enumerate() {
+                random.round_half(half, halves, codes);
             }
         }
     }
     if expansion.non_negative {
-        for (code, value) in codes.iter_mut().zip(values) {
+        for (code, value) in rounded.iter_mut().zip(&padded) {
             *code = (*code & 0x7F).max(u8::from(*value > 0.));
         }
     }
+    codes.copy_from_slice(&rounded[..codes.len()]);
     (amax, curve)
 }
 

@@ -35,9 +35,46 @@ pub const fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
+/// [`philox4x32_10`] of several counters with one key. Each step is a loop over all of them, so that it vectorizes; words lie in lanes of
+/// 64 bits, where their products are made, and only the lower half of a lane counts.
+#[inline(always)]
+pub(crate) fn philox_of_each<const N: usize>(
+    counters: [[u64; N]; 4],
+    mut key: [u32; 2],
+) -> [[u64; N]; 4] {
+    const LOW: u64 = u32::MAX as u64;
+    let [mut c0, mut c1, mut c2, mut c3] = counters;
+    for _ in 0..ROUNDS {
+        let [k0, k1] = key.map(u64::from);
+        for i in 0..N {
+            let p0 = u64::from(MULTIPLIERS[0]) * (c0[i] & LOW);
+            let p1 = u64::from(MULTIPLIERS[1]) * (c2[i] & LOW);
+            (c0[i], c1[i], c2[i], c3[i]) =
+                ((p1 >> 32) ^ c1[i] ^ k0, p1, (p0 >> 32) ^ c3[i] ^ k1, p0);
+        }
+        for (key, step) in key.iter_mut().zip(KEY_STEPS) {
+            *key = key.wrapping_add(step);
+        }
+    }
+    [c0, c1, c2, c3]
+}
+
 #[cfg(test)]
 mod tests {
-    use super::philox4x32_10;
+    use super::{philox_of_each, philox4x32_10};
+
+    #[test]
+    fn several_counters_have_the_words_of_each() {
+        let counters: [[u64; 7]; 4] = std::array::from_fn(|word| {
+            std::array::from_fn(|i| u64::from((i as u32 + 3).wrapping_mul(0x9E37_79B9 >> word)))
+        });
+        let key = [0x0123_4567, 0x89AB_CDEF];
+        let all = philox_of_each(counters, key);
+        for i in 0..7 {
+            let words = philox4x32_10(counters.map(|word| word[i] as u32), key);
+            assert_eq!(all.map(|word| word[i] as u32), words);
+        }
+    }
 
     #[test]
     fn known_answers_of_random123() {

@@ -121,12 +121,18 @@ pub(crate) fn random_words(isa: super::Isa, key: StochasticKey, first: u64, word
 
 dispatch! {
     fn general_words(key: StochasticKey, first: u64, words: &mut [u32]) {
-        let (whole, rest) = words.as_chunks_mut::<4>();
-        let block = |index: usize| key.block(first.wrapping_add(index as u64));
-        for (index, words) in whole.iter_mut().enumerate() {
-            *words = block(index);
+        // Blocks that are made together. Loops over fewer of them would be unrolled by the compiler instead of vectorized.
+        const AT_ONCE: usize = 16;
+        let (many, rest) = words.as_chunks_mut::<{ 4 * AT_ONCE }>();
+        let left = first.wrapping_add((many.len() * AT_ONCE) as u64);
+        for (index, words) in many.iter_mut().enumerate() {
+            let blocks = key.blocks::<AT_ONCE>(first.wrapping_add((index * AT_ONCE) as u64));
+            words.copy_from_slice(blocks.as_flattened());
         }
-        rest.copy_from_slice(&block(whole.len())[..rest.len()]);
+        for (index, words) in rest.chunks_mut(4).enumerate() {
+            let block = key.block(left.wrapping_add(index as u64));
+            words.copy_from_slice(&block[..words.len()]);
+        }
     }
 }
 
