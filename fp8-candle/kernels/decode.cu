@@ -62,11 +62,13 @@ __device__ void dequantize(const uint8_t* codes, const float* dequant_scales, T*
     for (uint64_t base = global_thread(); base < all; base += AT_ONCE * step) {
       Pack<uint32_t, N / 4> read[AT_ONCE];
       float scales[AT_ONCE];
+      // The last pack may be read several times. All loads of codes come before the divisions, whose branches no load would pass.
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++)
+        read[j] = load_pack<N / 4>(reinterpret_cast<const uint32_t*>(codes) + min(base + j * step, all - 1) * (N / 4));
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) {
-        // The last pack may be read several times.
         const uint64_t i = min(base + j * step, all - 1);
-        read[j] = load_pack<N / 4>(reinterpret_cast<const uint32_t*>(codes) + i * (N / 4));
         const uint32_t row = i >> 32 ? (uint32_t)(i / packs) : (uint32_t)i / packs, col = (uint32_t)(i - row * (uint64_t)packs);
         scales[j] = dequant_scales[row / height * scale_cols + col / width];
       }

@@ -62,7 +62,7 @@ impl StochasticKey {
     #[inline]
     pub const fn block(self, index: u64) -> [u32; 4] {
         let counter = [index as u32, (index >> 32) as u32, self.step, self.tensor];
-        philox4x32_10(counter, self.words())
+        philox4x32_10(counter, self.generator_key())
     }
 
     /// [`StochasticKey::block`] of `N` indices from `first` on.
@@ -75,12 +75,12 @@ impl StochasticKey {
             [u64::from(self.step); N],
             [u64::from(self.tensor); N],
         ];
-        let words = philox_of_each(counters, self.words());
+        let words = philox_of_each(counters, self.generator_key());
         std::array::from_fn(|i| words.map(|word| word[i] as u32))
     }
 
     /// The seed as the key of the generator.
-    const fn words(self) -> [u32; 2] {
+    const fn generator_key(self) -> [u32; 2] {
         [self.seed as u32, (self.seed >> 32) as u32]
     }
 }
