@@ -15,7 +15,7 @@ __device__ __forceinline__ float decode(uint32_t code, uint32_t format) {
   return __uint_as_float(__float_as_uint(value) | sign);
 }
 
-// Values of four codes that are not NaN. Their bits, moved to the places of an f16, are that of a smaller number: an E5M2 is the upper byte
+// Values of four codes that are not NaN. Moved to their places in an f16, the bits are those of a smaller number: an E5M2 is the upper byte
 // of an f16, and an E4M3 needs 2^8 times that.
 template <bool IS_E5M2> __device__ __forceinline__ void decode4(uint32_t codes, float* v) {
 #pragma unroll

@@ -89,7 +89,7 @@ fn rows_and_groups_have_the_scales_and_codes_of_the_cpu() -> Result<()> {
             power_of_two: false,
         };
         for cast in casts().filter(|cast| cast.rounding == Rounding::NearestEven) {
-            // Of the groups, those of 20 and of 136 features have no kernel of their own, and 128 is no divisor of 192.
+            // Groups of 20 and of 136 features have no kernel of their own, nor have groups of 128 in rows of 192.
             for (rows, cols, group) in [
                 (8192, 8, None),
                 (910, 72, None),
@@ -135,11 +135,11 @@ fn rows_and_groups_have_the_scales_and_codes_of_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// Every code at every place among others, so that it meets NaN and infinity and numbers alone, under scales of the whole range, as on the
-/// CPU to the bit.
+/// Every code has its value to the bit, at every place among its neighbours, beside numbers alone and beside NaN and infinity, under scales of
+/// the whole range.
 #[test]
 fn every_code_has_the_value_of_the_definition() -> Result<()> {
-    // Runs of 16 codes are decoded together: in the second half NaN is among all of them.
+    // Neighbouring codes are decoded together. The first 1920 are numbers alone; after them there are NaN and infinity among them.
     let numbers = |code: u8| code & 0x7F < 0x7C && code != 0x80;
     for format in Format::ALL {
         let finite: Vec<u8> = (0..=u8::MAX).filter(|&code| numbers(code)).collect();
