@@ -72,7 +72,7 @@ where
     ///
     /// # Errors
     /// Those of `step`; [`Error::NotRecordable`] with the reason; those of the device. After an error while it is recorded the step
-    /// has not been taken, but what `step` counts on the host counts it.
+    /// has not been taken, although counters that `step` keeps on the host include it.
     pub fn new(device: &Device, step: F) -> std::result::Result<Self, E> {
         let recorded = with_kept_uploads(device, || Self::record(device, step))?;
         recorded.run()?;
@@ -93,7 +93,7 @@ where
         let lasting = lasting(&changed)?;
         let recording = Recording::begin(device)?;
         if let Err(error) = once(&mut step, &results) {
-            // The table lets go of the recording's memory while that can be recorded.
+            // The table must free the recording's memory before recording stops.
             drop(lasting);
             return Err(error);
         }
@@ -117,7 +117,7 @@ impl<F> RecordedStep<F> {
     /// Those of the driver.
     pub fn run(&self) -> Result<()> {
         self.graph.launch()?;
-        // Codes of the weights that other code keeps are those of old values.
+        // Cached codes of these weights are now stale.
         self.changed.iter().for_each(WeightVersion::announce_change);
         Ok(())
     }

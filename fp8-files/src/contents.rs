@@ -117,28 +117,40 @@ pub enum Role {
     Head,
     /// Chooses experts: tiny and sensitive.
     Router,
-    /// A table of embeddings, or any other matrix that must keep its precision.
+    /// A table of embeddings.
     Embedding,
+    /// Has `embed` or `norm` in its name, but not the name of a table (`embeddings_project`): it keeps its precision, and lists of
+    /// ignored layers name it, because it may be the weight of a linear layer.
+    Unknown,
 }
 
 /// The layer path and role of a matrix called `X.weight`; None for any other name.
 pub fn role_by_name(name: &str) -> Option<(&str, Role)> {
     const EMBEDDINGS: [&str; 5] = ["wte", "wpe", "shared", "relative_attention_bias", "tok"];
+    // Ends of names.
+    const TABLES: [&str; 6] = [
+        "embed",
+        "embedding",
+        "embeddings",
+        "embed_tokens",
+        "embed_positions",
+        "embeds",
+    ];
     const ROUTERS: [&str; 4] = ["gate", "router", "shared_expert_gate", "classifier_gate"];
     let path = name.strip_suffix(".weight")?;
     if path.is_empty() {
         return None;
     }
     let own = path.rsplit('.').next().unwrap_or(path);
-    let role = if own.contains("embed") || EMBEDDINGS.contains(&own) {
+    let is_table = |own: &str| TABLES.iter().any(|end| own.ends_with(end));
+    let role = if is_head(path) {
+        Role::Head
+    } else if EMBEDDINGS.contains(&own) || is_table(own) {
         Role::Embedding
-    } else if own.contains("norm") {
-        // Norms have no matrices, so this is an unknown tensor, which stays as it is.
-        Role::Embedding
+    } else if own.contains("embed") || own.contains("norm") {
+        Role::Unknown
     } else if ROUTERS.contains(&own) || own.ends_with("_router") {
         Role::Router
-    } else if is_head(path) {
-        Role::Head
     } else {
         Role::Linear
     };

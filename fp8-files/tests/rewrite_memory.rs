@@ -15,6 +15,9 @@ static ALLOCATOR: Counting = Counting;
 struct Made {
     layers: usize,
     rows: usize,
+    /// Of the embedding.
+    tokens: usize,
+    in_parts: bool,
 }
 
 const WIDTH: usize = 1024;
@@ -26,9 +29,8 @@ impl Source for Made {
         (0..self.layers).map(layer).chain([embedding]).collect()
     }
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        // The embedding is as large as all layers.
         let rows = match name.contains("embed") {
-            true => self.rows * self.layers,
+            true => self.tokens,
             false => self.rows,
         };
         Some(vec![rows, WIDTH])
@@ -37,16 +39,10 @@ impl Source for Made {
         Some(DType::BF16)
     }
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let rows = self.shape(name).unwrap_or_default()[0];
-        Ok(self.rows(name, 0..rows, dtype)?.unwrap())
+        made(0..self.shape(name).unwrap_or_default()[0], dtype)
     }
     fn rows(&self, _: &str, rows: Range<usize>, dtype: DType) -> Result<Option<Tensor>> {
-        let value = |i| (i * 7 % 1000) as f32 / 1000.;
-        let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(value).collect();
-        let shape = (rows.end - rows.start, WIDTH);
-        Ok(Some(
-            Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?,
-        ))
+        self.in_parts.then(|| made(rows, dtype)).transpose()
     }
     fn config(&self) -> Option<&Value> {
         None
@@ -54,6 +50,13 @@ impl Source for Made {
     fn directory(&self) -> Option<PathBuf> {
         None
     }
+}
+
+fn made(rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+    let value = |i| (i * 7 % 1000) as f32 / 1000.;
+    let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(value).collect();
+    let shape = (rows.end - rows.start, WIDTH);
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?)
 }
 
 #[test]
@@ -68,7 +71,13 @@ fn memory_is_bounded_by_the_layers_in_the_works() {
     ] {
         let mut peaks = vec![];
         for (threads, layers) in [(4, 4), (4, 12), (1, 12)] {
-            let source = Made { layers, rows: 1024 };
+            let source = Made {
+                layers,
+                rows: 1024,
+                // As large as all layers.
+                tokens: 1024 * layers,
+                in_parts: true,
+            };
             let dir = tempfile::tempdir().unwrap();
             let write = WriteOptions::new()
                 .with_threads(threads)
@@ -99,5 +108,39 @@ fn memory_is_bounded_by_the_layers_in_the_works() {
             alone <= memory / 3,
             "{scheme}: one layer and a part of it in f32"
         );
+    }
+    bounded_without_parts();
+}
+
+/// Whole tensors count as such: as many are worked on as the memory is for.
+fn bounded_without_parts() {
+    const MIB: isize = 1 << 20;
+    let source = Made {
+        layers: 5,
+        rows: 4096,
+        tokens: 4096,
+        in_parts: false,
+    };
+    let memory = 100 * MIB;
+    let write = WriteOptions::new()
+        .with_threads(4)
+        .with_memory(memory as u64);
+    let dir = tempfile::tempdir().unwrap();
+    let options = QuantizeOptions::new(Scheme::ChannelToken).with_write(write.clone());
+    let quantize = || {
+        let to = dir.path().join("fp8");
+        rewrite::quantize(&source, to, &options, &mut rewrite::quiet)
+    };
+    let dequantize = || {
+        let to = dir.path().join("bf16");
+        rewrite::dequantize(&source, to, DType::BF16, &write, &mut rewrite::quiet)
+    };
+    for (case, (written, most)) in [
+        ("quantize", peak(quantize)),
+        ("dequantize", peak(dequantize)),
+    ] {
+        written.unwrap();
+        println!("{case} of whole tensors: {} kB", most / 1000);
+        assert!(most <= memory, "{case}: {most} bytes");
     }
 }

@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// A model's files with other values for some tensors, as the source of a [`rewrite`](crate::rewrite):
@@ -74,6 +75,19 @@ impl Source for Trained<'_> {
             Some(value) => Ok(value.to_device(&Device::Cpu)?.to_dtype(dtype)?),
             None => self.source.value(name, dtype),
         }
+    }
+
+    fn rows(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        dtype: DType,
+    ) -> crate::fp8_files::Result<Option<Tensor>> {
+        let Some(value) = self.values.get(name) else {
+            return self.source.rows(name, rows, dtype);
+        };
+        let part = value.narrow(0, rows.start, rows.len())?;
+        Ok(Some(part.to_device(&Device::Cpu)?.to_dtype(dtype)?))
     }
 
     fn config(&self) -> Option<&Value> {

@@ -172,7 +172,7 @@ pub(crate) fn made_beside(made: GroupCodes, dims: &[usize], size: usize) -> Resu
 mod tests {
     use super::*;
 
-    /// On the CPU groups have a pass of their own, which makes the codes of the quantizer.
+    /// The CPU's separate pass for groups makes the same codes as the quantizer.
     #[test]
     fn codes_are_those_of_the_quantizer() -> Result<()> {
         let value = |i: usize| match i {

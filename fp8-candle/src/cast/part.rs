@@ -1,4 +1,4 @@
-//! Casts of parts of one tensor, which others cast the rest of: together they give the codes of the whole, to the bit.
+//! Casts of one part of a tensor whose other parts other ranks cast: together they are the codes of the whole, bit for bit.
 
 use crate::base::error::{Result, internal};
 use crate::cast::quantizer::Quantizer;

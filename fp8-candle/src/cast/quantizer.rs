@@ -180,7 +180,7 @@ impl Quantizer {
             amax,
             cast,
         };
-        // The amax is free beside the cast, and shows Inf and NaN.
+        // The cast measures the amax at no cost; it shows Inf and NaN.
         let measures = grid.len() == 1 && self.observers.training_recorder().is_some();
         let with_scales = |scales: Scales| -> Result<Encoded> {
             if !measures {

@@ -47,7 +47,7 @@ impl Shards {
     ) -> Result<Tensor> {
         let group = match granularity {
             Granularity::Tensorwise => &self.all,
-            // One scale for each row sees all columns, and one for each column all rows.
+            // Amaxes of rows span all columns, and amaxes of columns all rows.
             Granularity::Rowwise if grid.block_cols() >= grid.cols() => &self.cols,
             Granularity::Rowwise => &self.rows,
             Granularity::Blockwise { .. } | Granularity::Mx => {

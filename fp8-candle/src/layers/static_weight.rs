@@ -68,7 +68,7 @@ impl InputScaling {
         let power_of_two = self.has_power_of_two_scales();
         let policy = match granularity {
             Granularity::Mx => ScalePolicy::Mx,
-            // Powers of two are rounded from the scale that trains, so that what was trained with them serves to the bit.
+            // Power-of-two scales use the training formula, so that serving gives the bits of training.
             _ if power_of_two => ScalePolicy::Dynamic,
             _ => ScalePolicy::Inference,
         };

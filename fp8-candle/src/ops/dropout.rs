@@ -19,7 +19,7 @@ fn check(p: f64) -> Result<()> {
 /// The mask of [`dropout`] for `len` elements: 1 for those that stay.
 ///
 /// # Errors
-/// If `p` is not from 0 up to, but not, 1.
+/// If `p` is below 0, or 1 or more.
 pub fn mask(len: usize, p: f64, seed: u64) -> Result<Vec<u8>> {
     check(p)?;
     let least = (p * 2f64.powi(32)) as u32;
@@ -44,7 +44,7 @@ pub fn mask(len: usize, p: f64, seed: u64) -> Result<Vec<u8>> {
 /// place of an element alone, on every device.
 ///
 /// # Errors
-/// If `p` is not from 0 up to, but not, 1.
+/// If `p` is below 0, or 1 or more.
 ///
 /// # Examples
 /// ```

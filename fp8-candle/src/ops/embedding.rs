@@ -2,9 +2,9 @@
 
 use crate::base::check::{check_device, check_float};
 use crate::base::data::storage::take_storage;
-use crate::base::error::{Result, dtype_error, shape_error};
+use crate::base::error::{Error, Result, dtype_error, shape_error};
 use crate::graph::{Ready, attach, offer_rows};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 const OP: &str = "embedding";
 
@@ -16,7 +16,8 @@ const OP: &str = "embedding";
 /// `table` `[rows, features]` of any float dtype, `indexes` `[..]` of u8, u32 or i64; result `[.., features]`.
 ///
 /// # Errors
-/// If an index is not a row of the table, or shapes, dtypes or devices do not fit.
+/// [`Error::Index`] if an index is not a row of the table; if shapes, dtypes or devices do not fit. Indexes on a CUDA device are not
+/// read back: there u32::MAX and i64::MAX, which candle leaves out, give rows of zeros.
 ///
 /// # Examples
 /// ```
@@ -31,7 +32,7 @@ const OP: &str = "embedding";
 pub fn embedding(table: &Tensor, indexes: &Tensor) -> Result<Tensor> {
     check_float(OP, "table", table)?;
     check_device(OP, "indexes", indexes, table.device())?;
-    let &[_, features] = table.dims() else {
+    let &[rows, features] = table.dims() else {
         return Err(shape_error(OP, "table", "[rows, features]", table.dims()));
     };
     if indexes.dtype().is_float() {
@@ -43,7 +44,14 @@ pub fn embedding(table: &Tensor, indexes: &Tensor) -> Result<Tensor> {
         ));
     }
     let shape = [indexes.dims(), &[features]].concat();
-    let indexes = indexes.detach().flatten_all()?;
+    let mut indexes = indexes.detach().flatten_all()?;
+    // candle leaves the largest number of a dtype out, which for u8 is the last row of a table of bytes.
+    if indexes.dtype() == DType::U8 {
+        indexes = indexes.to_dtype(DType::U32)?;
+    }
+    if indexes.device().is_cpu() {
+        check_indexes(&indexes, rows)?;
+    }
     let rows = table.detach().index_select(&indexes, 0)?;
     let result = Ready::new(take_storage(rows)?, shape)?;
     attach(OP, [table], result, move |[table], _, grad| {
@@ -53,4 +61,18 @@ pub fn embedding(table: &Tensor, indexes: &Tensor) -> Result<Tensor> {
         }
         Ok([Some(table.zeros_like()?.index_add(&indexes, &rows, 0)?)])
     })
+}
+
+fn check_indexes(indexes: &Tensor, rows: usize) -> Result<()> {
+    let indexes = indexes.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    let is_row = |index: i64| usize::try_from(index).is_ok_and(|index| index < rows);
+    match indexes.iter().position(|&index| !is_row(index)) {
+        None => Ok(()),
+        Some(position) => Err(Error::Index {
+            op: OP,
+            index: indexes[position],
+            position,
+            rows,
+        }),
+    }
 }

@@ -75,6 +75,38 @@ fn misfits_are_errors() -> Result<()> {
     let error = message(&table.flatten_all()?, &indexes()?);
     assert!(error.contains("[rows, features]"), "{error}");
     let error = message(&table.narrow(0, 0, 9)?, &indexes()?);
-    assert!(error.contains('9'), "{error}");
+    assert!(
+        error.contains("index 9 at position 3 is not one of 9 rows"),
+        "{error}"
+    );
+    // candle takes the largest number of a dtype for "no row".
+    for index in [u32::MAX, 10] {
+        let error = message(&table, &Tensor::new(&[0, index], &Device::Cpu)?);
+        assert!(
+            error.contains(&format!("index {index} at position 1")),
+            "{error}"
+        );
+    }
+    for index in [i64::MAX, -1] {
+        let error = message(&table, &Tensor::new(&[index], &Device::Cpu)?);
+        assert!(
+            error.contains(&format!("index {index} at position 0")),
+            "{error}"
+        );
+    }
+    Ok(())
+}
+
+/// The last row of a table of bytes is one as all others.
+#[test]
+fn every_byte_is_a_row() -> Result<()> {
+    let table = Var::from_tensor(&wave_f32(&[256, 3], 1))?;
+    let bytes = Tensor::from_vec((0..=255u8).collect::<Vec<_>>(), 256, &Device::Cpu)?;
+    let rows = embedding(&table, &bytes)?;
+    assert_eq!(flat64(&rows), flat64(table.as_tensor()));
+    let loss = rows.sum_all()?;
+    for grads in [loss.backward()?, fp8_candle::wide::backward(&loss)?] {
+        assert_eq!(flat64(grads.get(&table).unwrap()), [1.; 256 * 3]);
+    }
     Ok(())
 }

@@ -172,7 +172,7 @@ fn dropout(entry: &At<'_>) -> Result<f32> {
     let share = number(entry)?.unwrap_or(0.);
     match (0.0..1.0).contains(&share) {
         true => Ok(share as f32),
-        false => Err(entry.unsupported("a probability from 0 up to, but not, 1")),
+        false => Err(entry.unsupported("a probability of at least 0 and below 1")),
     }
 }
 

@@ -176,7 +176,7 @@ faults! {
         "Store amax / 448 instead of amax.";
     Error ScalesTooSmall "scales-too-small" "Scales are too small, by about the largest FP8 value (448 or 240)."
         "They were divided by it twice: store amax / 448.";
-    Error ScalesImplausible "scales-implausible" "Scales make weights that no network has."
+    Error ScalesImplausible "scales-implausible" "Scales give weights of an implausible size."
         "Compare with the original weights; the tensor may hold something else.";
     Error ScaleOutlier "scale-outlier" "A scale differs from the others by orders of magnitude."
         "Compare the layer with the original weights, and quantize it again.";
@@ -184,7 +184,7 @@ faults! {
         "Store 2^(byte - 127), or the bytes themselves as U8 or F8_E8M0.";
     Warning NotPowersOfTwo "scales-not-powers-of-two" "The configuration says ue8m0, but scales are not powers of two."
         "Kernels for ue8m0 drop the mantissa: quantize again with powers of two, or remove `scale_fmt`.";
-    Error InputScalesImplausible "input-scales-implausible" "Static input scales make activations that no network has."
+    Error InputScalesImplausible "input-scales-implausible" "Static input scales give activations of an implausible size."
         "They may be reciprocals, or off by 448: store amax / 448 of the calibrated inputs.";
     Warning InputScalesOne "input-scales-one" "All static input scales are 1."
         "They were not calibrated: calibrate the model.";

@@ -161,7 +161,7 @@ fn is_absent(path: &str) -> bool {
         || path.ends_with("pooler.dense")
         || matches!(
             role_by_name(&join(path, "weight")),
-            Some((_, Role::Embedding | Role::Router))
+            Some((_, Role::Embedding | Role::Unknown | Role::Router))
         )
 }
 

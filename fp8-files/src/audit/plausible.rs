@@ -163,7 +163,7 @@ fn spike(layer: &Sized<'_>) -> Option<Finding> {
     ))
 }
 
-/// Whether static input scales with this median make activations that no network has: norms make inputs of about 1 to 50.
+/// Whether static input scales with this median give activations of an implausible size: norms make inputs of about 1 to 50.
 pub(super) fn are_inputs_implausible(median: f32) -> bool {
     let amax = f64::from(median) * LARGEST[0];
     !(0.05..=5000.).contains(&amax)

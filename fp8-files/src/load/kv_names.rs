@@ -51,7 +51,8 @@ pub(super) fn canonical_names(name: &str) -> Vec<String> {
     vec![]
 }
 
-fn is_attention(module: &str) -> bool {
+/// Whether a module, of which this is the name or the path, is an attention.
+pub(crate) fn is_attention(module: &str) -> bool {
     let module = module.to_ascii_lowercase();
     module.ends_with("attn") || module.ends_with("attention")
 }

@@ -50,6 +50,7 @@ mod weight;
 pub use backend::{open_dir, var_builder};
 pub use dequantize::{DequantizeOptions, DequantizeReport, dequantize_into, dequantize_into_with};
 pub use family_name::FamilyName;
+pub(crate) use kv_names::is_attention;
 pub use loaded_names::LoadedNames;
 pub use options::{Inputs, OpenOptions};
 pub use read::StoredLayer;

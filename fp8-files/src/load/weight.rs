@@ -43,7 +43,10 @@ impl Files {
     pub(super) fn codes_of_rows(&self, weight: &Weight, rows: Range<usize>) -> Result<Vec<u8>> {
         let (Stored { name, .. }, [_, k]) = (&weight.codes, weight.shape);
         let first = rows.start * k;
-        let codes = self.file(&weight.codes).bytes_of_rows(name, rows)?;
+        let mut codes = self.file(&weight.codes).bytes_of_rows(name, rows)?;
+        if weight.fp4 {
+            codes = unpack_e2m1(&codes);
+        }
         self.check_codes(weight, &codes, first)?;
         Ok(codes)
     }

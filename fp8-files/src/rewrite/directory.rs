@@ -232,7 +232,7 @@ fn check_free(target: &Path, overwrite: bool) -> Result<()> {
             "is not empty: the option to overwrite (--overwrite) replaces a model that stands there",
         ),
         Ok(_) if !target.join("config.json").is_file() => {
-            refused("holds no config.json, so it is no model to overwrite")
+            refused("has no config.json, and only a model is overwritten")
         }
         Ok(_) => Ok(()),
     }

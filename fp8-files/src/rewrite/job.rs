@@ -13,7 +13,7 @@ use crate::check::is_float;
 use crate::contents::{Contents, Described};
 use crate::error::{Error, Result};
 use crate::load::StoredLayer;
-use crate::names::join;
+use crate::names::{join, weight_name};
 use crate::scheme::POWER_OF_TWO_INPUTS;
 use crate::spelling::Spelling;
 use candle_core::{DType, Tensor};
@@ -34,9 +34,6 @@ pub(super) struct Job<'a> {
     /// The lists of the report that the job does not fill.
     pub(super) report: WriteReport,
 }
-
-/// Bytes that a value takes while it is computed: as stored, in f32, and once more in one of its steps.
-const BYTES: usize = 10;
 
 /// Where the tensors of a batch come from.
 enum Origin<'a> {
@@ -137,11 +134,12 @@ impl Job<'_> {
                     dims: layout.dims.clone(),
                 };
                 let (n, k) = layer.sizes;
+                let values = slabs::bytes(self.source, &weight_name(&layer.path), n * k, slab)?;
                 batches.push(Batch {
                     entries: layouts.iter().map(entry).collect(),
                     source: Origin::Layer(layer, layouts),
-                    // The codes twice, as they are computed and as they are written, and the values of a part.
-                    cost: (n * k * 2 + (n * k).min(slab) * BYTES) as u64,
+                    // The codes twice, as they are computed and as they are written, and values.
+                    cost: (n * k * 2 + values) as u64,
                 });
             }
             for tensors in spelling.attention_tensors(&self.contents)? {
@@ -172,7 +170,7 @@ impl Job<'_> {
             batches.push(Batch {
                 entries: vec![entry],
                 source: Origin::Other(name, dtype),
-                cost: (elements.min(slab) * BYTES) as u64,
+                cost: slabs::bytes(self.source, name, elements, slab)? as u64,
             });
         }
         batches.sort_by_cached_key(|batch| natural_order(batch.name()));

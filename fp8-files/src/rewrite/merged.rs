@@ -12,6 +12,7 @@ use fp8_candle::Fp8Tensor;
 use fp8_core::Granularity;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// A model whose weights are those of `base` plus the updates of an adapter: [`dequantize`](super::dequantize) writes it in high
@@ -203,6 +204,14 @@ impl Source for Merged<'_> {
                 let sum = (self.base.value(name, DType::F32)? + update)?;
                 Ok(sum.to_dtype(dtype)?)
             }
+        }
+    }
+
+    // A product of some rows can differ from that of all rows in its last bits, so sums are made whole.
+    fn rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Option<Tensor>> {
+        match self.saved.contains_key(name) || self.updates.contains_key(name) {
+            true => Ok(None),
+            false => self.base.rows(name, rows, dtype),
         }
     }
 

@@ -19,6 +19,26 @@ pub(super) fn slab(memory: u64) -> usize {
     usize::try_from(memory / 64).unwrap_or(MOST).clamp(1, MOST)
 }
 
+/// Bytes that a value of a part takes while it is computed: as stored, in f32, and once more in one of its steps.
+const OF_PART: usize = 10;
+
+/// Bytes that a value of a whole tensor takes. The source may add two tensors of f32 to make a third.
+const OF_WHOLE: usize = 20;
+
+/// The most bytes that the values of a tensor take while it is written: those of a part, if the source reads its rows.
+pub(super) fn bytes(
+    source: &dyn Source,
+    name: &str,
+    elements: usize,
+    slab: usize,
+) -> Result<usize> {
+    let in_parts = elements <= slab || source.rows(name, 0..1, DType::F32)?.is_some();
+    Ok(match in_parts {
+        true => elements.min(slab) * OF_PART,
+        false => elements * OF_WHOLE,
+    })
+}
+
 /// Rows of a part: whole blocks of `block` rows.
 fn rows_of(dims: &[usize], block: usize, slab: usize) -> usize {
     let width: usize = dims.iter().skip(1).product();

@@ -4,7 +4,7 @@ use super::options::WriteOptions;
 use crate::check::is_float;
 use crate::contents::{AttentionScale, Contents, KvScale};
 use crate::error::{Error, Result};
-use crate::load::Checkpoint;
+use crate::load::{Checkpoint, is_attention};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::Granularity;
@@ -179,10 +179,15 @@ pub(super) fn take_scales(
         Ok(source.value(name, DType::F32)?.flatten_all()?.to_vec1()?)
     };
     for name in names {
-        let (attention, which) = match (name.strip_suffix(K_SCALE), name.strip_suffix(V_SCALE)) {
+        // Other modules may have tensors of these names too.
+        let of_attention = |end: &str| name.strip_suffix(end).filter(|path| is_attention(path));
+        let (attention, which) = match (of_attention(K_SCALE), of_attention(V_SCALE)) {
             (Some(attention), _) => (attention, 0),
             (_, Some(attention)) => (attention, 1),
-            _ if is_attention_scale(&name) => {
+            _ if ATTENTION_SCALES
+                .iter()
+                .any(|end| of_attention(end).is_some()) =>
+            {
                 let values = values(&name)?;
                 contents.attention.push(AttentionScale { name, values });
                 continue;
@@ -210,16 +215,6 @@ pub(super) fn take_scales(
         contents = Contents::default();
     }
     Ok((contents, others))
-}
-
-/// Other modules may have tensors of these names too.
-fn is_attention_scale(name: &str) -> bool {
-    let mut ends = ATTENTION_SCALES.iter();
-    let Some(path) = ends.find_map(|end| name.strip_suffix(end)) else {
-        return false;
-    };
-    let path = path.to_ascii_lowercase();
-    path.ends_with("attn") || path.ends_with("attention")
 }
 
 /// The dtype of the model: that of most tensors in high precision.

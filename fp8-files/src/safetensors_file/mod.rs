@@ -1,5 +1,6 @@
 //! A safetensors file that is read tensor by tensor.
 
+mod bytes;
 mod header;
 mod positioned;
 mod tensors;
@@ -12,7 +13,6 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The format's limit for the header.
@@ -287,89 +287,6 @@ impl SafetensorsFile {
             tensor: name.to_string(),
             place: self.path.display().to_string(),
         })
-    }
-
-    /// The step from row to row of a piece whose rows do not follow each other; None for any other tensor.
-    fn scattered(&self, name: &str) -> Option<usize> {
-        let step = self.pieces.get(name)?.step;
-        (step > 1).then_some(step)
-    }
-
-    /// The bytes of a tensor, as stored.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`] if no tensor has that name; [`Error::Read`].
-    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        let (begin, end) = self.info(name)?.data_offsets;
-        let bytes = self.read_range(begin, end)?;
-        let (Some(step), [rows, ..]) = (self.scattered(name), self.info(name)?.shape.as_slice())
-        else {
-            return Ok(bytes);
-        };
-        let row = bytes.len() / (rows.saturating_sub(1) * step + 1);
-        let rows = bytes.chunks(row.max(1)).step_by(step);
-        Ok(rows.flatten().copied().collect())
-    }
-
-    /// Some of the bytes of a tensor, by their positions in it; fewer where it ends before.
-    ///
-    /// # Errors
-    /// As [`SafetensorsFile::bytes`].
-    pub(crate) fn bytes_in(&self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>> {
-        let (begin, end) = self.info(name)?.data_offsets;
-        let at = |offset: usize| begin.saturating_add(offset).min(end);
-        self.read_range(at(bytes.start), at(bytes.end))
-    }
-
-    fn read_range(&self, begin: usize, end: usize) -> Result<Vec<u8>> {
-        self.check_end(end)?;
-        let mut bytes = vec![0; end.saturating_sub(begin)];
-        self.read_at(begin, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// Where some rows of a tensor are in the file, and their shape. Rows beyond the last are left out.
-    fn place_of_rows(
-        &self,
-        name: &str,
-        rows: Range<usize>,
-    ) -> Result<((usize, usize), Vec<usize>)> {
-        let info = self.info(name)?;
-        let (begin, _) = info.data_offsets;
-        let mut shape = info.shape.clone();
-        let all = shape.first().copied().unwrap_or(1);
-        let (first, end) = (rows.start.min(all), rows.end.min(all));
-        let row = shape.iter().skip(1).product::<usize>() * info.dtype.bitsize() / 8;
-        if let Some(rows) = shape.first_mut() {
-            *rows = end - first;
-        }
-        Ok(((begin + first * row, begin + end * row), shape))
-    }
-
-    /// The bytes of some rows of a tensor.
-    pub(crate) fn bytes_of_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
-        let (at, _) = self.place_of_rows(name, rows)?;
-        self.read_range(at.0, at.1)
-    }
-
-    /// Checks that the file has the data up to offset `end`, before memory is taken for it.
-    fn check_end(&self, end: usize) -> Result<()> {
-        match self.start + end as u64 <= self.length {
-            true => Ok(()),
-            false => Err(self.invalid(format!(
-                "truncated: {} bytes, the header describes {}",
-                self.length,
-                self.expected_length()
-            ))),
-        }
-    }
-
-    /// Fills `bytes` with the data from offset `at`.
-    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        let at = self.start + at as u64;
-        self.file
-            .read_exact_at(bytes, at)
-            .map_err(Error::read(&self.path))
     }
 }
 

@@ -13,7 +13,11 @@ const PIECE: usize = 1 << 18;
 impl SafetensorsFile {
     /// Some rows of a tensor as stored.
     pub(crate) fn rows(&self, name: &str, rows: Range<usize>, device: &Device) -> Result<Tensor> {
-        let (at, shape) = self.place_of_rows(name, rows)?;
+        let (at, shape) = self.place_of_rows(name, rows.clone())?;
+        if self.scattered(name).is_some() {
+            let (bytes, dtype) = (self.bytes_of_rows(name, rows)?, self.candle_dtype(name)?);
+            return Ok(Tensor::from_raw_buffer(&bytes, dtype, &shape, device)?);
+        }
         self.read(name, &shape, at, device)
     }
 

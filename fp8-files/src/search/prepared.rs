@@ -32,7 +32,7 @@ pub struct PreparedInputs {
     /// Lᵀ of the damped products in f32, which says what errors of weights do to outputs.
     pub(super) transposed: Tensor,
     pub(super) diagonal: Vec<f64>,
-    /// The factor of the cautious products, and those with what is missing in the inputs; None if nothing is.
+    /// The factor of the products damped by `caution`, and the products with the errors of inputs; None without errors.
     correction: Option<(Factor, Tensor)>,
 }
 

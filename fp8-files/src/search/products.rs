@@ -78,7 +78,7 @@ impl InputProducts {
         Ok(())
     }
 
-    /// The products of what is multiplied with what is missing in it: with the meant inputs less the multiplied ones. In f64.
+    /// The products of the served inputs with their errors (reference inputs less served ones), in f64.
     pub(super) fn missing(&self) -> Result<Tensor> {
         let [cross, own] = [&self.cross, &self.own].map(|sum| sum.to_dtype(DType::F64));
         Ok((cross? - own?)?)

@@ -8,7 +8,7 @@ use fp8_core::{Cast, Format, Granularity, ScaleGrid, decode_rows, encode_rows};
 /// Steps in a factor of two.
 const STEPS: i32 = 12;
 
-/// How many of them scales are tried below that of the amax.
+/// How many of these steps below the scale of the amax are tried.
 const CLIPPED: i32 = 4;
 
 /// What the scales of amaxes are multiplied by.

@@ -7,3 +7,4 @@ mod mixed;
 mod quantized;
 mod sharded;
 mod streamed;
+mod unusual;

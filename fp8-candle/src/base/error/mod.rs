@@ -1,8 +1,10 @@
 //! The errors of this crate.
 
 pub(crate) mod conv;
+mod misfit;
 
 pub use conv::ConvError;
+pub(crate) use misfit::{dtype_error, shape_error};
 
 use candle_core::{DType, DeviceLocation};
 use fp8_core::Format;
@@ -131,7 +133,7 @@ pub enum Error {
     NotRecordable(String),
     /// A GPU does not have enough memory left.
     #[error(
-        "no {bytes} bytes ({what}) to be had on {chip}, of which {free} are free: {source_text}"
+        "cannot allocate {bytes} bytes ({what}) on {chip}, {free} bytes are free: {source_text}"
     )]
     DeviceMemory {
         /// Bytes requested.
@@ -146,7 +148,7 @@ pub enum Error {
         source_text: String,
     },
     /// The host does not have enough memory.
-    #[error("{op}: no {bytes} bytes of memory to be had: {source}")]
+    #[error("{op}: cannot allocate {bytes} bytes: {source}")]
     HostMemory {
         /// Operation.
         op: &'static str,
@@ -183,7 +185,7 @@ pub enum Error {
     NotCalibrated(String),
     /// Every tensor that calibration saw in a slot was zero.
     #[error(
-        "`{0}`: every calibration batch was zero here, which makes no scale: calibrate with batches that reach the layer"
+        "`{0}`: every calibration batch was zero here, so there is no scale: calibrate with batches that reach the layer"
     )]
     ZeroCalibration(String),
     /// A reduction over ranks returned a vector of another length or dtype.
@@ -282,6 +284,18 @@ pub enum Error {
         /// What the driver said.
         status: String,
     },
+    /// An index is not a row of a table.
+    #[error("{op}: index {index} at position {position} is not one of {rows} rows")]
+    Index {
+        /// Operation that failed.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// Its position in the flattened indexes.
+        position: usize,
+        /// Number of rows.
+        rows: usize,
+    },
     /// A target of cross entropy is not a class.
     #[error("{op}: target {target} at position {position} is not one of {classes} classes")]
     Target {
@@ -295,7 +309,7 @@ pub enum Error {
         classes: usize,
     },
     /// A probability outside of `0..1`.
-    #[error("{op}: probability {got}, expected one from 0 up to, but not, 1")]
+    #[error("{op}: probability {got}, expected at least 0 and below 1")]
     Probability {
         /// Operation.
         op: &'static str,
@@ -364,35 +378,5 @@ impl From<Error> for candle_core::Error {
             Error::Candle(error) => error,
             other => candle_core::Error::wrap(other),
         }
-    }
-}
-
-/// [`Error::DType`].
-pub(crate) fn dtype_error(
-    op: &'static str,
-    what: &'static str,
-    expected: &'static str,
-    got: DType,
-) -> Error {
-    Error::DType {
-        op,
-        what,
-        expected,
-        got,
-    }
-}
-
-/// [`Error::Shape`].
-pub(crate) fn shape_error(
-    op: &'static str,
-    what: &'static str,
-    expected: impl Into<String>,
-    got: impl Into<Vec<usize>>,
-) -> Error {
-    Error::Shape {
-        op,
-        what,
-        expected: expected.into(),
-        got: got.into(),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 /// [`ReductionGroup::all_reduce_max`] is called with one vector per table, with an entry for every row and 0 where this rank
 /// recorded nothing: a rank whose experts got no tokens sends as much as the others. Three more entries say whether this rank has
 /// used the table, and carry a number made from the names of the rows, the number of the step and the kind of amaxes, with its
-/// complement: under the maximum both stay what they are only if all ranks have sent the same. It is called
+/// complement: the maximum leaves both unchanged only if all ranks have sent the same. It is called
 /// - when an outermost training guard closes, for every model that this thread has trained with a group (calibrating guards: for the
 ///   models used in them),
 /// - for gradients, when the thread next trains any model, or at `end_step`.

@@ -1,4 +1,4 @@
-//! What of a table outlives a step, for steps that are recorded: each run has to find it where the first one did.
+//! State of a table that outlives a recorded step: every run must find it at the same addresses.
 
 use super::table::StateTable;
 use crate::base::data::columns::Columns;
@@ -39,7 +39,7 @@ impl Lasting {
             ended: table.non_finite_counts()?,
         };
         lasting.restore();
-        // The step before ends here: the recorded step would note its end in a tensor of its own, and weight caches keep the mark.
+        // Stores the previous step's end now: the recorded step would store it in a tensor that weight caches keep alive.
         let _ = table.mark().ended.set(lasting.ended.clone());
         Ok(lasting)
     }

@@ -62,7 +62,7 @@ impl StateTable {
             let open: Vec<_> = window.open.iter().filter_map(Weak::upgrade).collect();
             (window.began.clone(), late, open)
         };
-        // Not under the lock, which a step takes that holds its own.
+        // Without the window's lock, which a step may take while it holds its own.
         open.retain(|step| step.is_open());
         let mut now = self.counts_with(&open)?;
         let rows = now.elem_count();

@@ -42,7 +42,7 @@ impl WeightCache {
     /// The current values of `weight`; `None` if a change could not be noticed, or nothing is to be kept.
     fn see(&self, weight: &Tensor) -> Result<Option<Seen>> {
         if is_recorded(weight.device()) {
-            // Codes that are kept would be the graph's, and each run of it has another weight.
+            // Codes cached now would belong to the graph, and every run of it has another weight.
             return Ok(None);
         }
         let seen = Seen::of(weight)?;

@@ -34,7 +34,7 @@ impl Table {
     pub(super) fn update(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<Place> {
         match &mut self.device {
             Some(_) if self.host == words => {}
-            // A copy would read this vector at each run of the graph, and the words are other ones than between its runs: addresses
+            // A recorded copy would reread this vector in each run of the graph, whose words differ from those outside it: addresses
             // of tensors that only the graph has.
             _ if is_recorded(gpu.device().id()) => return carried(gpu, &words),
             // On the stream, launches that read the old words come before the copy.

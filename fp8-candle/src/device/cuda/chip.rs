@@ -23,7 +23,7 @@ pub(super) struct Chip {
     pub(super) multiprocessors: usize,
 }
 
-/// Chips by ordinal, since asking the driver takes longer than a launch; and the threads that devices belong to whose
+/// Chips by ordinal, since asking the driver takes longer than a launch; and the owning thread of each device whose
 /// stream is the calling thread's.
 #[derive(Default)]
 struct Known {

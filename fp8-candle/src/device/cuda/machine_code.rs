@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 /// once for each format, and what moves the codes. Longer code does not stay in the instruction caches.
 const MOST_INSTRUCTIONS: usize = 5000;
 
-/// Kernels that live on the memory's bandwidth, by the beginning of their names, and the bytes that a thread of theirs waits for at
-/// once at least. A chip of 3.35 TB/s and 132 multiprocessors, whose memory answers within 0.7 microseconds, needs 18 KB in
+/// Memory-bound kernels, by the beginning of their names, and the fewest bytes that each of their threads must have in flight at
+/// once. A chip of 3.35 TB/s and 132 multiprocessors, whose memory answers within 0.7 microseconds, needs 18 KB in
 /// flight on each of them: 36 bytes for each of 512 threads, 18 for each of 1024.
 const LOADS: [(&str, usize); 15] = [
     ("fp8_cast_stored", 128),

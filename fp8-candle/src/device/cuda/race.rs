@@ -2,7 +2,7 @@
 //!
 //! The first proposal of cuBLASLt's heuristic is often not the fastest. Its proposals may also add up in different orders, and then a
 //! result would depend on which of them was faster when a program began: a resumed run would not repeat its losses, and ranks
-//! would not agree. So only those take part that give the bits of the first, of operands made for this ([`Trial`](super::trial::Trial)).
+//! would not agree. So only those compete that give the bits of the first on operands made for this ([`Trial`](super::trial::Trial)).
 
 use super::gpu::Gpu;
 use super::trial::differ;
@@ -36,7 +36,7 @@ pub(super) fn shows_order(dtype: DType, len: usize) -> bool {
 }
 
 /// The index of the fastest of `count` ways. `run` computes the whole result, of `len` bytes at `out`; what is there afterwards
-/// is not defined. A way that fails does not take part, but the first.
+/// is undefined. Ways that fail are left out; only a failure of the first is an error.
 ///
 /// # Safety
 /// `out` must be the address of `len` bytes of `gpu`'s memory, aligned to 4, that nothing else uses meanwhile.
@@ -58,7 +58,7 @@ pub(super) unsafe fn race(
     let mut times = vec![None; count];
     times[0] = Some(f32::INFINITY);
     for (index, time) in times.iter_mut().enumerate().skip(1) {
-        // What another way leaves out would be taken for the result of the last.
+        // Elements that this way does not write must not keep the last way's result.
         // SAFETY: as above.
         unsafe { gpu.fill(out, len)? };
         // SAFETY: as above.

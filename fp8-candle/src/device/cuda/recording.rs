@@ -81,7 +81,7 @@ impl Recording {
     pub(crate) fn end(mut self) -> Result<Graph> {
         let (graph, kept) = self.stop()?;
         let Some(graph) = graph else {
-            return Err(not_recordable("it asks nothing of the device"));
+            return Err(not_recordable("it launches no work on the device"));
         };
         check(&graph)?;
         Ok(Graph { graph, _kept: kept })

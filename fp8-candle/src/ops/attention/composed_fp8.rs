@@ -31,7 +31,7 @@ impl Attention {
         }
     }
 
-    /// `x` as products read it that are not FP8.
+    /// `x` as an operand of products that are not FP8.
     fn in_operands(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         match self.in_bf16(dtype) {
             true => rounded(x),

@@ -66,7 +66,7 @@ impl Part {
         }
     }
 
-    /// `x` as kernels read it that round it themselves, for a product that is FP8 or not.
+    /// `x` for kernels that round it themselves while reading, if its product is FP8.
     pub(super) fn read_once(x: &Tensor, format: Format, fp8: bool) -> Operand<'_> {
         match fp8 {
             true => Operand::Rounded(x, format),
@@ -75,7 +75,7 @@ impl Part {
     }
 }
 
-/// KeptTensor codes of q, k or v, with a scale for each row of features.
+/// Kept codes of q, k or v, with a scale for each row of features.
 pub(super) struct CodeRows {
     codes: Tensor,
     format: Format,

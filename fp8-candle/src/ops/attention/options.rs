@@ -48,7 +48,7 @@ pub struct AttentionOptions {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionDropout {
-    /// The probability of becoming 0, from 0 up to, but not, 1; what stays is divided by one minus it.
+    /// The probability of becoming 0, in `[0, 1)`; what stays is divided by one minus it.
     pub probability: f64,
     /// What is dropped is a function of this seed, the batch entry, the head, the query and the key: use another one for every
     /// layer and step.

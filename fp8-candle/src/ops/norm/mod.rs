@@ -139,7 +139,7 @@ impl Norm {
         self.apply(&x.detach(), &weight.detach(), bias.as_ref())
     }
 
-    /// Whether [`Norm::cast_rows`] serves `x`; an error if [`Norm::detached`] would be one.
+    /// Whether [`Norm::cast_rows`] can take `x`. Fails where [`Norm::detached`] would.
     pub(crate) fn casts_rows(
         self,
         x: &Tensor,

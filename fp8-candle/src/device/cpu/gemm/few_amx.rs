@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 /// The most rows for which this is faster than tiles.
 pub(super) const ROWS: usize = 2;
 
-/// How many panels are summed at a time: few sums would wait for themselves.
+/// How many panels are summed at a time: enough sums to hide the latency of additions.
 pub(super) const fn panels_at_once(rows: usize) -> usize {
     if rows == 1 { 2 } else { 1 }
 }

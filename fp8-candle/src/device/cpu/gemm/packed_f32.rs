@@ -182,8 +182,8 @@ macro_rules! packed_tiles {
 }
 pub(super) use packed_tiles;
 
-/// How many panels are summed at a time for tiles of `rows` rows. Few sums would wait for themselves, and panels read in turn
-/// are more streams from memory.
+/// How many panels are summed at a time for tiles of `rows` rows. Few sums would not hide the latency of additions; panels
+/// read in turn are more streams from memory.
 pub(super) const fn panels_at_once(rows: usize) -> usize {
     match rows {
         1 => 4,

@@ -23,8 +23,8 @@ pub(super) struct Factors<'a, P> {
     pub(super) streamed: bool,
 }
 
-/// Sums of a tile that wait in a buffer of their [`Tiles`] to become results. They are written while the tiles sum the next ones: at once,
-/// the tiles would wait for the memory.
+/// Sums of a tile, held in a buffer of their [`Tiles`] and written as results while the next tile is summed: written at once,
+/// they would make the tiles wait for memory.
 #[derive(Clone, Copy)]
 struct Waiting {
     /// Where the tile begins.

@@ -57,7 +57,7 @@ pub(super) enum Columns<'a> {
     Packed(&'a [PackedPanel<'a>]),
 }
 
-/// How many panels of packed codes are summed at a time for tiles of `rows` rows: few sums would wait for themselves. Each sum has
+/// How many panels of packed codes are summed at a time for tiles of `rows` rows, to hide the latency of additions. Each sum has
 /// one order all the same.
 pub(super) const fn panels_at_once(rows: usize) -> usize {
     match rows {
