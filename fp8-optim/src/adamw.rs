@@ -21,8 +21,8 @@ use fp8_scaled::Scale;
 /// Per variable and step `t` counted from 1, with g the clipped gradient:
 /// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`,
 /// `theta = (1 - lr decay) theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)`,
-/// in the order of operations of candle-nn's AdamW: both give the same bits when nothing is clipped. See
-/// [`Engine`] for what all optimizers have in common.
+/// in the order of operations of candle-nn's AdamW: for f32 and f64 variables on the CPU both give the same bits when nothing is clipped,
+/// except the sign of a zero weight. See [`Engine`] for what all optimizers have in common.
 ///
 /// When all variables are on one CUDA device, kernels take the step, and it never waits for the device: see
 /// [`StepReport`](super::StepReport). Variables that are in groups, have masters in bf16 or f16, or have gradients of another dtype are

@@ -219,7 +219,7 @@ pub enum OptimError {
 
     /// The limit of steps skipped in a row because of Inf or NaN is reached: `max_skipped_steps` of the configuration.
     #[error(
-        "{steps} steps in a row were left out because gradients are not finite (max_skipped_steps = {limit}){}",
+        "{steps} steps in a row were skipped because gradients are not finite (max_skipped_steps = {limit}){}",
         origin(.first, .variable)
     )]
     TooManySkipped {

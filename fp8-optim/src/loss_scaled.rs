@@ -124,10 +124,11 @@ impl DynamicLossScaler {
             0 => (Some(take(grads)?), CastVeto::default()),
             _ => (None, veto),
         };
+        // Before the loss scale changes, since reading it may fail.
+        let first = veto.first()?;
         self.update(non_finite > 0);
         if report.is_none() {
             self.check_skips(&veto)?;
-            let first = veto.first()?;
             tracing::warn!(
                 loss_scale,
                 next_loss_scale = self.loss_scale(),

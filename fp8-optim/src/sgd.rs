@@ -20,8 +20,8 @@ use super::settings::{DecayScope, Settings, check};
 ///
 /// Per variable, with g the clipped gradient: `g += decay theta`; with momentum `b = momentum b + (1 - dampening) g`, or `b = g` for
 /// the first gradient, and `g = b`, or with Nesterov `g += momentum b`; last `theta -= lr g`. Without momentum and decay it gives
-/// the bits of candle-nn's SGD for f32 and f64 variables. A variable has no momentum buffer before its first gradient. See
-/// [`Engine`] for what all optimizers have in common.
+/// the bits of candle-nn's SGD for f32 and f64 variables, except the sign of a zero weight. A variable has no momentum buffer before its
+/// first gradient. See [`Engine`] for what all optimizers have in common.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};

@@ -3,6 +3,7 @@
 use crate::training::{State, Training, on_ranks};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
+use fp8::fp8_candle::wide::node;
 use fp8::optim::{
     AdamW, AdamWConfig, DataParallel, DataParallelOptions, GradientTravel, OptimError,
 };
@@ -127,6 +128,62 @@ fn all_ranks_begin_with_the_values_of_the_first() {
         var.to_vec1::<f32>().unwrap()
     });
     assert_eq!(values, [[0., 1.], [0., 1.], [0., 1.]]);
+}
+
+#[test]
+fn ranks_may_begin_with_values_of_their_own() {
+    let values = threads::run(2, |group| {
+        let vars = VarMap::new();
+        let var = Var::new(&[group.rank() as f32, 1.], &Device::Cpu).unwrap();
+        vars.data().lock().unwrap().insert("w".into(), var.clone());
+        let options = DataParallelOptions::default().with_broadcast_values(false);
+        DataParallel::new(&group, &vars, options).unwrap();
+        var.to_vec1::<f32>().unwrap()
+    });
+    assert_eq!(values, [[0., 1.], [1., 1.]]);
+}
+
+/// `x` times 3, in one node that tells of gradients while the backward pass runs.
+fn tripled(x: &Tensor) -> Tensor {
+    let result = (x.detach() * 3.).unwrap();
+    node("tripled", x, &result, |grad| Ok((grad * 3.)?)).unwrap()
+}
+
+/// In the second step another node uses the parameter too, or an operation of candle, of whose gradient only the end of the pass tells.
+#[test]
+fn late_gradients_are_errors_only_where_gradients_leave_early() {
+    let run = |overlap: bool, by_node: bool| {
+        threads::run(2, |group| {
+            let vars = VarMap::new();
+            let init = candle_nn::Init::Const(1.);
+            let w = vars.get(2, "w", init, DType::F32, &Device::Cpu).unwrap();
+            let options = DataParallelOptions::default().with_overlap(overlap);
+            let mut parallel = DataParallel::new(&group, &vars, options).unwrap();
+            let factor = group.rank() as f64 + 1.;
+            let once = (tripled(&w) * factor).unwrap().sum_all().unwrap();
+            parallel.backward(&once).unwrap();
+            let more = match by_node {
+                true => tripled(&w),
+                false => (&w * 2.).unwrap(),
+            };
+            let both = (tripled(&w) + more).unwrap();
+            let both = (both * factor).unwrap().sum_all().unwrap();
+            let grads = parallel.backward(&both)?;
+            Ok::<_, OptimError>(grads.get(&w).unwrap().to_vec1::<f32>().unwrap())
+        })
+    };
+    for by_node in [true, false] {
+        for result in run(true, by_node) {
+            assert!(
+                matches!(&result, Err(OptimError::LateGradient { name }) if name == "w"),
+                "{by_node}: {result:?}"
+            );
+        }
+        let mean = if by_node { 9. } else { 7.5 };
+        for result in run(false, by_node) {
+            assert_eq!(result.unwrap(), [mean; 2]);
+        }
+    }
 }
 
 #[test]

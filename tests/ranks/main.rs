@@ -1,5 +1,6 @@
 //! Several ranks: threads of one process stand for the processes of a job.
 
+mod accumulated;
 mod data_parallel;
 mod data_parallel_files;
 #[path = "../../examples/gpt/mod.rs"]

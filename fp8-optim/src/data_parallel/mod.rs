@@ -17,12 +17,12 @@ mod variables;
 use super::accumulator::GradAccumulator;
 use super::error::Result;
 use arrival::Arrival;
-use candle_core::Tensor;
 use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_ranks::{ProcessGroup, ReduceOp};
 use pass::Pass;
-use plan::Plan;
+use plan::{Plan, Width};
 use std::rc::Rc;
 use std::sync::Arc;
 pub use travel::GradientTravel;
@@ -87,8 +87,11 @@ impl DataParallelOptions {
 ///
 /// All ranks get the same gradients to the bit, so optimizers that begin alike stay alike. Sums are in the order of ranks (unless the
 /// group asks for its engine's): N ranks with one micro-batch each give what one process gives that adds up N micro-batches with a
-/// [`GradAccumulator`] and takes their mean. Gradients of bf16 and f16 are added in f32.
+/// [`GradAccumulator`] and takes their mean, to the bit if gradients travel unchanged.
 ///
+/// - Gradients of bf16 and f16 are added in f32. Where they travel as bf16 or f16, their sum is rounded before it is divided, and the mean is
+///   rounded again; this changes no bit where N is a power of two, short of overflow and underflow. [`DataParallel::mean_of`] sends sums in
+///   f32 and rounds once, as one process does.
 /// - A variable without a gradient on some rank counts as zeros there; one without a gradient on all ranks has none.
 /// - If a cast of any rank saw Inf or NaN, a gradient becomes NaN on all ranks, so that all optimizers skip the step.
 /// - Only [`DataParallel`] communicates: micro-batches that a [`GradAccumulator`] adds up travel once, with
@@ -165,33 +168,57 @@ impl DataParallel {
         let leaves_early = self.options.overlap && self.options.travel == GradientTravel::Unchanged;
         let plan = self.plan.clone().filter(|_| leaves_early);
         let pass = Rc::new(Pass::new(&self.group, &self.variables, plan));
-        let grads = fp8_candle::wide::backward_with(loss, pass.clone())?;
+        let grads = fp8_candle::wide::backward_with(loss, pass.clone());
+        // The pass keeps its errors, because those of a listener have another type.
+        let grads = grads.map_err(|error| pass.failed().unwrap_or_else(|| error.into()))?;
         let veto = self.variables.has_veto()?;
-        self.finish(&pass, grads, veto, 1. / self.group.size() as f64)
+        let factor = 1. / self.group.size() as f64;
+        self.finish(&pass, grads, veto, factor, Width::Variable)
     }
 
-    /// The mean over the ranks of gradients that a backward pass has computed before.
+    /// The mean over the ranks of gradients that a backward pass has computed before, in the dtypes of the variables. Gradients of bf16 and
+    /// f16 variables may be f32, as a loss scaler leaves those of f16: if one is on some rank, all ranks send all of theirs in f32.
     ///
     /// # Errors
     /// As [`DataParallel::backward`].
     pub fn mean(&mut self, grads: GradStore) -> Result<GradStore> {
         let veto = self.variables.has_veto()?;
+        let width = self.agreed_width(&grads)?;
         let pass = Pass::new(&self.group, &self.variables, None);
-        self.finish(&pass, grads, veto, 1. / self.group.size() as f64)
+        let factor = 1. / self.group.size() as f64;
+        self.finish(&pass, grads, veto, factor, width)
     }
 
-    /// The weighted mean over the micro-batches of all ranks; the next sum of `accumulator` begins empty.
+    /// The width of gradients that may have another dtype than their variable on some rank.
+    fn agreed_width(&self, grads: &GradStore) -> Result<Width> {
+        let is_other = |index: usize| {
+            let var = self.variables.var(index);
+            (grads.get(var)).is_some_and(|grad| grad.dtype() != var.dtype())
+        };
+        let own = (0..self.variables.len()).any(is_other);
+        let own = Tensor::new(&[u32::from(own)], &Device::Cpu)?;
+        let any = self.group.all_reduce(&own, ReduceOp::Max)?;
+        Ok(match any.to_vec1::<u32>()?.contains(&1) {
+            true => Width::Sum,
+            false => Width::Variable,
+        })
+    }
+
+    /// The weighted mean over the micro-batches of all ranks, in the dtypes of the variables; the next sum of `accumulator` begins empty.
+    ///
+    /// A rank adds up its own micro-batches first. With several on each rank, this is another order than that of one process with all of
+    /// them, so the two may differ by rounding.
     ///
     /// # Errors
     /// As [`GradAccumulator::finish_mean`] and [`DataParallel::backward`].
     pub fn mean_of(&mut self, accumulator: &mut GradAccumulator) -> Result<GradStore> {
         let (sum, weight) = accumulator.take()?;
-        let weight = Tensor::new(&[weight], &candle_core::Device::Cpu)?;
+        let weight = Tensor::new(&[weight], &Device::Cpu)?;
         let weights = self.group.all_reduce(&weight, ReduceOp::Sum)?;
         let factor = 1. / weights.to_vec1::<f64>()?.iter().sum::<f64>();
         let pass = Pass::new(&self.group, &self.variables, None);
         // The sum is NaN if a micro-batch's casts saw Inf or NaN.
-        self.finish(&pass, sum, false, factor)
+        self.finish(&pass, sum, false, factor, Width::Sum)
     }
 
     /// Sends what has not been sent, and puts what comes back in the place of this rank's gradients.
@@ -201,6 +228,7 @@ impl DataParallel {
         mut grads: GradStore,
         veto: bool,
         factor: f64,
+        width: Width,
     ) -> Result<GradStore> {
         let plan = match &self.plan {
             Some(plan) => plan.clone(),
@@ -215,7 +243,7 @@ impl DataParallel {
                 self.plan.insert(Arc::new(plan)).clone()
             }
         };
-        let sent = pass.send_rest(&plan, &grads, self.options.travel)?;
+        let sent = pass.send_rest(&plan, &grads, self.options.travel, width)?;
         let arrival = Arrival::of(sent, &plan, &self.variables, &self.group, &grads, veto)?;
         arrival.replace(&mut grads, factor)?;
         Ok(grads)

@@ -1,6 +1,6 @@
 //! One backward pass: gradients are sent while it runs, as far as a plan says when they are complete.
 
-use super::plan::{Learned, Plan};
+use super::plan::{Learned, Plan, Width};
 use super::travel::{GradientTravel, Sum};
 use super::variables::Variables;
 use crate::error::{OptimError, Result};
@@ -29,6 +29,17 @@ struct State {
     sent: Vec<Sum>,
     /// By variable in a bucket that has left: the gradient that it had.
     left: Vec<Option<TensorId>>,
+    /// What has ended the backward pass.
+    failed: Option<OptimError>,
+}
+
+impl State {
+    /// Keeps `error` for [`Pass::failed`], and returns one of the backward pass with its message.
+    fn fail(&mut self, error: OptimError) -> fp8_candle::Error {
+        let message = error.to_string();
+        self.failed = Some(error);
+        fp8_candle::Error::Group(message.into())
+    }
 }
 
 impl Pass {
@@ -74,6 +85,11 @@ impl Pass {
         Learned { order, times }
     }
 
+    /// The error of this listener that has ended the backward pass.
+    pub(super) fn failed(&self) -> Option<OptimError> {
+        self.state.borrow_mut().failed.take()
+    }
+
     /// Starts the sums of the buckets that have not left, and gives all of them in order.
     ///
     /// # Errors
@@ -83,6 +99,7 @@ impl Pass {
         plan: &Plan,
         grads: &GradStore,
         travel: GradientTravel,
+        width: Width,
     ) -> Result<Vec<Sum>> {
         let mut state = self.state.borrow_mut();
         for (index, left) in state.left.iter().enumerate() {
@@ -94,7 +111,7 @@ impl Pass {
         let mut sent = std::mem::take(&mut state.sent);
         for bucket in sent.len()..plan.buckets.len() {
             let gradient = |index| grads.get(self.variables.var(index)).cloned();
-            let flat = plan.flat(bucket, &self.variables, gradient)?;
+            let flat = plan.flat(bucket, &self.variables, width, gradient)?;
             sent.push(Sum::start(&flat, travel, &self.group)?);
         }
         Ok(sent)
@@ -113,7 +130,8 @@ impl Pass {
                 return Ok(());
             }
             let gradient = |index: usize| state.seen[index].1.clone();
-            let flat = plan.flat(state.sent.len(), &self.variables, gradient)?;
+            let sent = state.sent.len();
+            let flat = plan.flat(sent, &self.variables, Width::Variable, gradient)?;
             for &index in bucket {
                 state.left[index] = state.seen[index].1.as_ref().map(Tensor::id);
             }
@@ -140,11 +158,11 @@ impl GradientListener for Pass {
                 Ok(())
             }
             Some(plan) if plan.bucket_of[index] < state.sent.len() => {
-                Err(fp8_candle::Error::Group(Box::new(self.late(index))))
+                Err(state.fail(self.late(index)))
             }
             Some(plan) => {
                 let done = self.send_complete(plan, &mut state);
-                done.map_err(|error| fp8_candle::Error::Group(Box::new(error)))
+                done.map_err(|error| state.fail(error))
             }
         }
     }

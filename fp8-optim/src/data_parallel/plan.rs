@@ -1,8 +1,9 @@
 //! Which gradients travel together, in which order.
 
 use super::variables::Variables;
+use crate::accumulator::sum_dtype;
 use crate::error::{OptimError, Result};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use fp8_ranks::ProcessGroup;
 
 /// What one rank's backward pass has shown about the order of gradients.
@@ -12,6 +13,24 @@ pub(super) struct Learned {
     pub(super) order: Vec<usize>,
     /// By variable: after how many gradients it is complete; 0 if only the end of the pass shows it.
     pub(super) times: Vec<u32>,
+}
+
+/// The dtype in which gradients travel. It must not depend on which gradients a rank has: a rank without any sends zeros in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Width {
+    /// That of the variable.
+    Variable,
+    /// That of an accumulator's sums.
+    Sum,
+}
+
+impl Width {
+    fn dtype(self, var: &Var) -> DType {
+        match self {
+            Self::Variable => var.dtype(),
+            Self::Sum => sum_dtype(var),
+        }
+    }
 }
 
 /// The same on all ranks, but for `times`.
@@ -74,36 +93,27 @@ impl Plan {
         &self,
         bucket: usize,
         variables: &Variables,
+        width: Width,
         gradient: impl Fn(usize) -> Option<Tensor>,
     ) -> Result<Tensor> {
-        let mut flat = vec![];
-        // An accumulated gradient may be wider than its variable.
-        let mut dtype = None;
-        for &index in &self.buckets[bucket] {
-            let grad = gradient(index).map(|grad| grad.detach());
-            if let Some(grad) = &grad {
-                let var = variables.var(index);
-                if grad.dims() != var.dims() {
-                    return Err(OptimError::Gradient {
-                        name: variables.name(index).into(),
-                        expected_dtype: var.dtype(),
-                        expected_shape: var.shape().clone(),
-                        got_dtype: grad.dtype(),
-                        got_shape: grad.shape().clone(),
-                    });
-                }
-                dtype = Some(grad.dtype());
-            }
-            flat.push((index, grad));
-        }
         let mut all = vec![];
-        for (index, grad) in flat {
+        for &index in &self.buckets[bucket] {
             let var = variables.var(index);
-            let dtype = dtype.unwrap_or(var.dtype());
-            all.push(match grad {
-                Some(grad) => grad.flatten_all()?.to_dtype(dtype)?,
-                None => Tensor::zeros(var.elem_count(), dtype, var.device())?,
-            });
+            let dtype = width.dtype(var);
+            let Some(grad) = gradient(index).map(|grad| grad.detach()) else {
+                all.push(Tensor::zeros(var.elem_count(), dtype, var.device())?);
+                continue;
+            };
+            if grad.dims() != var.dims() {
+                return Err(OptimError::Gradient {
+                    name: variables.name(index).into(),
+                    expected_dtype: var.dtype(),
+                    expected_shape: var.shape().clone(),
+                    got_dtype: grad.dtype(),
+                    got_shape: grad.shape().clone(),
+                });
+            }
+            all.push(grad.flatten_all()?.to_dtype(dtype)?);
         }
         Ok(match &all[..] {
             [one] => one.contiguous()?,

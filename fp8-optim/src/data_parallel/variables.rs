@@ -67,7 +67,7 @@ impl Variables {
         let text = own.join("\n");
         let hash = rapidhash_v3(text.as_bytes());
         let (high, low) = ((hash >> 32) as u32, hash as u32);
-        // Under the maximum, a number and its complement both stay what they are only if all ranks have the same.
+        // The maximum leaves a number and its complement both unchanged only if all ranks have the same number.
         let check = Tensor::new(&[high, !high, low, !low], &Device::Cpu)?;
         let all = group.all_reduce(&check, ReduceOp::Max)?;
         if all.to_vec1::<u32>()? == check.to_vec1::<u32>()? {

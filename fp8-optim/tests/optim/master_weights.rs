@@ -1,7 +1,7 @@
 //! Master weights.
 
 use crate::helpers::*;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use fp8_optim::*;
 use fp8_test_support::device;
 
@@ -104,4 +104,46 @@ fn master_weights_resume_follow_their_variables_and_can_be_turned_on_and_off() {
             bits(&resumed[0].1)
         );
     }
+}
+
+#[test]
+fn optimizers_of_parts_refuse_them() {
+    let group = fp8_ranks::ProcessGroup::single();
+    let map = fp8_ranks::ShardedVarMap::new(&group, &Device::Cpu);
+    let init = candle_nn::Init::Const(1.);
+    let vb = map.var_builder();
+    vb.get_with_hints((4, 8), "w", init).unwrap();
+    let w = map.get("w").unwrap();
+    w.claim();
+    let plain = AdamWConfig::default();
+    let masters = AdamWConfig {
+        lr: 0.5,
+        master_weights: true,
+        ..AdamWConfig::default()
+    };
+    let error = AdamW::from_sharded(&map, masters.clone()).err();
+    assert!(
+        matches!(error, Some(OptimError::ShardedMasters)),
+        "{error:?}"
+    );
+    let sgd = SgdConfig::default().with_masters(MasterDType::F16);
+    let error = Sgd::from_sharded(&map, sgd).err();
+    assert!(
+        matches!(error, Some(OptimError::ShardedMasters)),
+        "{error:?}"
+    );
+
+    // Nor later: the optimizer stays as it is.
+    let mut optimizer = AdamW::from_sharded(&map, plain.clone()).unwrap();
+    let loss = w.value().unwrap().sqr().unwrap().sum_all().unwrap();
+    let report = optimizer.apply(&loss.backward().unwrap()).unwrap();
+    assert!(!report.skipped().unwrap());
+    let before = state_bits(&optimizer);
+    let error = optimizer.set_config(masters).err();
+    assert!(
+        matches!(error, Some(OptimError::ShardedMasters)),
+        "{error:?}"
+    );
+    assert_eq!(optimizer.config(), &plain);
+    assert_eq!(state_bits(&optimizer), before);
 }

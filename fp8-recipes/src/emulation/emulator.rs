@@ -147,7 +147,9 @@ impl Emulator {
     /// is Inf or NaN. Counts a step either way, and writes its statistics if it was measured.
     ///
     /// # Errors
-    /// The optimizer's or candle's; the count and the loss scale stay as they were.
+    /// The optimizer's or candle's; the count and the loss scale stay as they were. The error after too many skipped steps in a row
+    /// ([`LossScalerConfig::max_skipped_steps`](crate::optim::LossScalerConfig::max_skipped_steps)) is an exception: the step is not
+    /// counted, but the loss scale has backed off.
     pub fn optimizer_step<O: NamedOptimizer + ?Sized>(
         &mut self,
         optimizer: &mut O,
@@ -193,5 +195,108 @@ impl Measured {
             every: options.stats_every.max(1),
             log: options.stats_log.as_ref().map(StatsLog::to_file),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::optim::{LossScalerConfig, OptimError, Sgd, SgdConfig};
+    use crate::{nn, with_fp8};
+    use candle_core::{DType, Device, Module, Var};
+    use candle_nn::{VarBuilder, VarMap};
+
+    /// An optimizer of which every step is an error.
+    struct Failing(Vec<(String, Var)>);
+
+    impl NamedOptimizer for Failing {
+        fn named_vars(&self) -> Vec<(String, Var)> {
+            self.0.clone()
+        }
+
+        fn apply_gradients(&mut self, _: &GradStore) -> Result<StepReport, OptimError> {
+            Err(OptimError::Other("no step".into()))
+        }
+    }
+
+    struct Run {
+        vars: VarMap,
+        model: nn::Linear,
+        emulator: Emulator,
+    }
+
+    impl Run {
+        fn new(scaler: LossScalerConfig) -> Result<Self> {
+            let vars = VarMap::new();
+            let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+            let model = nn::linear(8, 2, vb.pp("fc"))?;
+            let options = EmulatorOptions::default().with_loss_scaler(scaler);
+            let emulator = Emulator::initialize(&model, EmulationMethod::ScaledHybrid, options)?;
+            Ok(Self {
+                vars,
+                model,
+                emulator,
+            })
+        }
+
+        fn loss(&self, factor: f64) -> Result<Tensor> {
+            let x = Tensor::full(0.1f32, (4, 8), &Device::Cpu)?;
+            let y = with_fp8(self.emulator.autocast(), || self.model.forward(&x))?;
+            Ok((y.sqr()?.mean_all()? * factor)?)
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_optimizer_changes_neither_count_nor_scale() -> Result<()> {
+        let mut run = Run::new(LossScalerConfig::default().with_growth_interval(1))?;
+        let var = run.vars.all_vars().remove(0);
+        let mut failing = Failing(vec![("one".to_string(), var)]);
+        run.emulator.update_global_steps(7);
+        let before = run.emulator.loss_scaler().state();
+        let loss = run.loss(1.)?;
+        let mut grads = run.emulator.loss_scaler().scaled(&loss)?.backward()?;
+        let emulator = &mut run.emulator;
+        for error in [
+            emulator.optimizer_step(&mut failing, &loss).unwrap_err(),
+            (emulator.optimizer_step_with_grads(&mut failing, &mut grads)).unwrap_err(),
+        ] {
+            assert!(
+                matches!(error, Error::Optim(OptimError::Other(_))),
+                "{error}"
+            );
+        }
+        let after = (emulator.global_steps(), emulator.loss_scaler().state());
+        assert_eq!(after, (7, before));
+        Ok(())
+    }
+
+    #[test]
+    fn one_skipped_step_too_many_lowers_the_scale_and_is_not_counted() -> Result<()> {
+        let scaler = LossScalerConfig::default()
+            .with_initial_loss_scale(4.)
+            .with_max_skipped_steps(2);
+        let mut run = Run::new(scaler)?;
+        let mut sgd = Sgd::from_varmap(&run.vars, SgdConfig::default())?;
+        let mut step = |run: &mut Run| {
+            let loss = run.loss(f64::INFINITY)?;
+            let done = run.emulator.optimizer_step(&mut sgd, &loss);
+            let scale = run.emulator.loss_scaler().loss_scale();
+            let steps = run.emulator.global_steps();
+            Ok::<_, Error>((done.map(|step| step.skipped()), scale, steps))
+        };
+        let (done, scale, steps) = step(&mut run)?;
+        assert_eq!((done?, scale, steps), (true, 2., 1));
+        let (done, scale, steps) = step(&mut run)?;
+        let error = done.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Optim(OptimError::TooManySkipped { steps: 2, .. })
+            ),
+            "{error}"
+        );
+        assert_eq!((scale, steps), (1., 1));
+        Ok(())
     }
 }
