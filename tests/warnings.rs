@@ -1,15 +1,17 @@
-//! Warnings of guards: one if nothing was cast under a guard, once in a process, and one for a guard that never ends; of damaged files of runs.
-//! This is a separate program because the first is given once, and because a process has one subscriber for messages.
+//! Warnings of guards: one if nothing was cast under a guard, once in a process, one for a guard that never ends, and one for each that is
+//! dropped after a failure; of settings without an effect; of skipped steps; of damaged files of runs.
+//! This is a separate program because some are given once, and because a process has one subscriber for messages.
 
 use candle_core::{DType, Device, Module, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::nn::{LayerInputs, MultiheadAttention, TransformerConfig, multihead_attention};
+use fp8::optim::{AdamW, AdamWConfig, DynamicLossScaler};
 use fp8::training::{Metrics, trim_stats};
 use fp8::{
     AttentionProducts, Autocast, Fp8LinearConfig, KeptActivations, RecipeName, end_step,
     fp8_autocast,
 };
-use fp8_test_support::{Layer, delayed, prepare, tensor};
+use fp8_test_support::{Layer, delayed, prepare, tensor, var};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::span::{Attributes, Id, Record};
@@ -148,8 +150,92 @@ fn kept_activations_warn_where_no_module_is_one_node() {
         assert_eq!(step(&model).kept_bytes(), 0);
     }
     assert_eq!(said(), 0);
-    step(&model.with_single_node(false));
-    assert_eq!(said(), 1);
+    let apart = model.with_single_node(false);
+    for _ in 0..2 {
+        assert_eq!(step(&apart).kept_bytes(), 0);
+        assert_eq!(said(), 1);
+    }
+}
+
+#[test]
+fn recomputed_weights_warn_once() {
+    let said = || said("force_recompute_fp8_weight_in_bwd has no effect");
+    let x = tensor(1, &[2, 8]);
+    let layer = Layer::prepared("fc", 1, 4, 8);
+    let step = |config: &Fp8LinearConfig| {
+        let guard = fp8_autocast(config.clone()).unwrap();
+        layer.linear.forward(&x).unwrap();
+        guard.close().unwrap();
+    };
+    let config = Fp8LinearConfig::default();
+    assert_eq!(said(), 0);
+    step(&config);
+    assert_eq!(said(), 0);
+    let config = config.with_force_recompute_fp8_weight_in_bwd(true);
+    for _ in 0..2 {
+        step(&config);
+        assert_eq!(said(), 1);
+    }
+}
+
+#[test]
+fn a_guard_dropped_after_a_failure_warns_each_time() {
+    let said = || said("was dropped after one of its layers has failed");
+    let layer = Layer::prepared("fc", 1, 4, 8);
+    let failed = || {
+        let guard = fp8_autocast(delayed(4)).unwrap();
+        layer.linear.forward(&tensor(1, &[2, 8])).unwrap();
+        layer.linear.forward(&tensor(2, &[2, 7])).unwrap_err();
+        guard
+    };
+    assert_eq!(said(), 0);
+    for times in 1..=2 {
+        drop(failed());
+        assert_eq!(said(), times);
+    }
+    // No warning where the program says how the step ends.
+    failed().abort();
+    failed().close().unwrap();
+    assert_eq!(said(), 2);
+}
+
+#[test]
+fn every_skipped_step_warns() {
+    let said = || {
+        (
+            said("gradients are not finite: optimizer step skipped"),
+            said("gradients are not finite: step skipped, the loss scale backs off"),
+        )
+    };
+    let w = var(1, &[3]);
+    let loss = |factor: f64| (w.sqr().unwrap().sum_all().unwrap() * factor).unwrap();
+    let named = vec![("w".to_string(), w.clone())];
+    let mut optimizer = AdamW::from_named(named, AdamWConfig::default()).unwrap();
+    let mut apply = |factor: f64| {
+        let report = optimizer.apply(&loss(factor).backward().unwrap()).unwrap();
+        let skipped = report.skipped().unwrap();
+        // Where a CUDA device decides, the first reading warns, and no later one.
+        assert_eq!(report.skipped().unwrap(), skipped);
+        skipped
+    };
+    assert_eq!(said(), (0, 0));
+    assert!(!apply(1.));
+    assert_eq!(said(), (0, 0));
+    for times in 1..=2 {
+        assert!(apply(f64::INFINITY));
+        assert_eq!(said(), (times, 0));
+    }
+    let mut scaler = DynamicLossScaler::default();
+    let mut scaled = |factor: f64| {
+        let step = scaler.backward_step(&loss(factor), &mut optimizer);
+        step.unwrap().skipped()
+    };
+    assert!(!scaled(1.));
+    assert_eq!(said(), (2, 0));
+    for times in 1..=2 {
+        assert!(scaled(f64::NAN));
+        assert_eq!(said(), (2, times));
+    }
 }
 
 /// A last line that a kill has cut short is no damage.

@@ -103,7 +103,9 @@ impl Worker<'_> {
             };
             let (model, options) = (self.model, &request.options);
             let begun = guarded(|| {
-                let cache = model.new_cache(1, request.capacity)?;
+                let mut cache = model.new_cache(1, request.capacity)?;
+                // It is read in parts.
+                cache.set_prompt_tokens(request.prompt.len());
                 Ok((cache, Ends::new(model, options)))
             });
             match begun {

@@ -252,7 +252,7 @@ impl Metrics {
         self.of(name).filter(skipped).count()
     }
 
-    /// Median duration of the steps of a run in milliseconds; 0 before the first.
+    /// Median duration of the steps of a run in milliseconds, of an even number the longer one of the two in the middle; 0 before the first.
     pub fn median_step_ms(&self, name: &str) -> f64 {
         let ms = |line: &Line| match *line {
             Line::Train { step_ms, .. } => step_ms,

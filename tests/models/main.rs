@@ -6,6 +6,7 @@ mod gguf;
 mod goldens;
 mod latent;
 mod outliers;
+mod positions;
 mod real;
 mod retuning;
 mod rollout;

@@ -16,6 +16,14 @@ fn busy(model: &std::sync::Arc<Gated>, options: ServerOptions) -> (Server, Reply
     (server, running)
 }
 
+/// The table in `docs/guide/serving.md`.
+#[test]
+fn defaults_are_those_of_the_guide() {
+    let options = ServerOptions::default();
+    assert_eq!((options.max_running, options.max_waiting), (8, 64));
+    assert_eq!((options.prompt_part, options.max_cache_bytes), (32, None));
+}
+
 #[test]
 fn a_full_queue_refuses_and_keeps_the_others() -> Result<(), ServingError> {
     let model = Gated::closed();

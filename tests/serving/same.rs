@@ -103,6 +103,9 @@ fn models() -> Vec<(&'static str, Arc<Llama>)> {
     let windowed = json!({ "model_type": "qwen3", "use_sliding_window": true, "sliding_window": 12, "max_window_layers": 1 });
     let experts = json!({ "model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": true,
         "moe_intermediate_size": INTERMEDIATE });
+    // Prompts and texts of the requests are shorter and longer than the original length.
+    let long = json!({ "rope_scaling": { "rope_type": "longrope", "original_max_position_embeddings": 24,
+        "short_factor": vec![1.; HIDDEN / 16], "long_factor": vec![4.; HIDDEN / 16] } });
     let weights = Scheme::WeightOnly {
         granularity: Granularity::Rowwise,
     };
@@ -110,6 +113,7 @@ fn models() -> Vec<(&'static str, Arc<Llama>)> {
         ("f32", model(None, DType::F32, plain.clone())),
         ("bf16", model(None, DType::BF16, plain.clone())),
         ("a window", model(None, DType::F32, windowed)),
+        ("longrope", model(None, DType::F32, long)),
         ("experts", model(None, DType::F32, experts.clone())),
         (
             "experts by channel",

@@ -1,4 +1,4 @@
-//! `metrics.jsonl` and `loss.svg`: numbers that JSON does not have.
+//! `metrics.jsonl` and `loss.svg`: numbers that JSON does not have, and the figures of a run.
 
 use crate::support::Outcome;
 use fp8::training::{Line, Metrics, StepRecord, loss_svg};
@@ -87,5 +87,57 @@ fn losses_that_are_not_finite_are_gaps_in_the_drawing() -> Outcome {
         .unwrap_err()
         .to_string();
     assert!(error.contains("none is finite"), "{error}");
+    Ok(())
+}
+
+/// The figures of a run's `summary.json`, while it grows beside another run to 12 steps with the losses 1, 4, 9, ..
+#[test]
+fn figures_are_those_of_known_losses_and_times() -> Outcome {
+    let mut metrics = Metrics::in_memory();
+    assert!(metrics.last_train_loss("run").is_nan());
+    assert_eq!(metrics.mean_train_loss("run"), None);
+    assert_eq!(metrics.median_step_ms("run"), 0.);
+    assert_eq!(metrics.last_accuracy("run"), None);
+
+    // After a step: the mean loss of the last ten, the one since the last validation, and the median of the times.
+    let expected = [
+        (1, 1., 1., 5.),
+        (2, 2.5, 2.5, 10.), // the longer one of 5 and 10
+        (3, 14. / 3., 14. / 3., 5.),
+        (4, 7.5, 7.5, 8.),
+        (8, 25.5, 43.5, 6.), // steps 5 to 8 since the validation after step 4
+        (10, 38.5, 90.5, 6.),
+        (11, 50.5, 302. / 3., 6.),
+        (12, 64.5, 111.5, 6.), // without steps 1 and 2
+    ];
+    let times = [5., 10., 3., 8., 1., 6., 11., 4., 9., 2., 7., 0.];
+    for (step, ms) in (1..).zip(times) {
+        let mut record = StepRecord::new(step, (step * step) as f64);
+        record.ms = ms;
+        metrics.push_step("run", &record)?;
+        (record.loss, record.ms) = (1000., 1000.);
+        metrics.push_step("other", &record)?;
+        for &(_, last, mean, median) in expected.iter().filter(|expected| expected.0 == step) {
+            assert_eq!(metrics.last_train_loss("run"), last, "step {step}");
+            assert_eq!(metrics.mean_train_loss("run"), Some(mean), "step {step}");
+            assert_eq!(metrics.median_step_ms("run"), median, "step {step}");
+        }
+        let accuracy = match step {
+            4 => Some(0.5),
+            8 => Some(0.75),
+            _ => continue,
+        };
+        metrics.push_validation("run", step, 1., accuracy)?;
+        metrics.push_validation("other", step, 1., Some(0.25))?;
+        assert_eq!(metrics.last_accuracy("run"), accuracy, "step {step}");
+    }
+    // A validation after the last step ends no stretch; one that counts nothing has no accuracy.
+    metrics.push_validation("run", 12, 1., None)?;
+    assert_eq!(metrics.mean_train_loss("run"), Some(111.5));
+    assert_eq!(metrics.last_accuracy("run"), None);
+    // A step whose time is not known has no part in the median.
+    metrics.push_step("run", &StepRecord::new(13, 0.))?;
+    assert_eq!(metrics.median_step_ms("run"), 6.);
+    assert_eq!(metrics.mean_train_loss("run"), Some(0.));
     Ok(())
 }

@@ -7,10 +7,11 @@ use fp8::config::CastRounding;
 use fp8::fp8_files::adapter::{AdapterConfig, Targets};
 use fp8::models::{ModelOptions, open};
 use fp8::training::{
-    Ended, Events, Learner, Metrics, Progress, Silent, Stop, Trainer, TurnOptions,
-    initialize_adapter, train,
+    self, Ended, Events, Learner, Metrics, Progress, Silent, StepRecord, Stop, Trainer,
+    TurnOptions, initialize_adapter, train,
 };
 use fp8::{Fp8LinearConfig, RecipeName};
+use std::cell::RefCell;
 use std::path::Path;
 
 const STEPS: u64 = 7;
@@ -134,6 +135,78 @@ fn a_stopped_loop_saves_and_goes_on() -> Outcome {
     assert_eq!(parts.train_curve("run"), whole.train_curve("run"));
     assert_eq!(parts.validation_curve("run"), whole.validation_curve("run"));
     assert_eq!(parts.validation_curve("run").len(), 2);
+    Ok(())
+}
+
+/// A learner that only notes its steps.
+struct Noting<'a> {
+    name: &'static str,
+    step: u64,
+    unread: Vec<StepRecord>,
+    log: &'a RefCell<Vec<String>>,
+}
+
+impl Learner for Noting<'_> {
+    type Error = training::Error;
+
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn step(&self) -> u64 {
+        self.step
+    }
+
+    fn train_step(&mut self) -> training::Result<()> {
+        self.step += 1;
+        self.unread.push(StepRecord::new(self.step, 1.));
+        let (name, step) = (self.name, self.step);
+        self.log.borrow_mut().push(format!("{name}{step}"));
+        Ok(())
+    }
+
+    fn read_steps(&mut self) -> training::Result<Vec<StepRecord>> {
+        Ok(std::mem::take(&mut self.unread))
+    }
+
+    fn validate(&mut self) -> training::Result<Option<f64>> {
+        Ok(None)
+    }
+
+    fn save(&mut self) -> training::Result<()> {
+        Ok(())
+    }
+}
+
+/// After a kill between two checkpoints.
+#[test]
+fn learners_that_are_behind_catch_up_before_they_take_turns() -> Outcome {
+    for (steps, expected) in [
+        ([2, 5], ["a3", "a4", "a5", "a6", "b6"]),
+        ([5, 2], ["b3", "b4", "b5", "a6", "b6"]),
+    ] {
+        let log = RefCell::default();
+        let mut learners = [("a", steps[0]), ("b", steps[1])].map(|(name, step)| Noting {
+            name,
+            step,
+            unread: vec![],
+            log: &log,
+        });
+        let mut metrics = Metrics::in_memory();
+        let ended = train(
+            &mut learners,
+            &TurnOptions::new(6),
+            &mut metrics,
+            &mut Silent,
+            &Stop::default(),
+        )?;
+        assert_eq!(ended, Ended::Finished);
+        assert_eq!(*log.borrow(), expected);
+        for (name, step) in ["a", "b"].into_iter().zip(steps) {
+            let curve: Vec<_> = (step + 1..=6).map(|step| (step, 1.)).collect();
+            assert_eq!(metrics.train_curve(name), curve, "{name}");
+        }
+    }
     Ok(())
 }
 

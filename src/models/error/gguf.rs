@@ -36,7 +36,7 @@ pub enum GgufError {
     },
 
     /// A tensor is stored in an unsupported type.
-    #[error("{path}: tensor `{tensor}` is stored as {stored}, which is not read", path = .path.display())]
+    #[error("{path}: tensor `{tensor}` is stored as {stored}, which is not supported", path = .path.display())]
     UnsupportedType {
         /// The file.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum GgufError {
     },
 
     /// The model has a feature that an ordinary `config.json` cannot express.
-    #[error("{path}: {what} is not read", path = .path.display())]
+    #[error("{path}: {what} is not supported", path = .path.display())]
     UnsupportedModel {
         /// The file.
         path: PathBuf,

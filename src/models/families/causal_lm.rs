@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 /// [`Llama::forward`](crate::models::Llama::forward) do.
 pub trait CausalLm {
     /// Logits of `ids`, u32 `[batch, tokens]`, which follow the tokens in the cache: `[batch, tokens, vocab_size]`. Adds the tokens to
-    /// the cache.
+    /// the cache. Before a prompt is read in parts, tell the cache its length: [`KvCache::set_prompt_tokens`].
     ///
     /// # Errors
     /// If an id is not in the vocabulary, or the cache belongs to another model or has no room. The cache is then unchanged.

@@ -201,15 +201,17 @@ impl RopeConfig {
         }
     }
 
-    /// Cosines and sines of positions `first` to `first + tokens`, each `[tokens, dim / 2]`.
+    /// Cosines and sines of positions `first` to `first + tokens`, each `[tokens, dim / 2]`, for a sequence that is known to have `known`
+    /// tokens or more.
     pub(crate) fn tables(
         &self,
         first: usize,
         tokens: usize,
+        known: usize,
         dtype: DType,
         device: &Device,
     ) -> Result<(Tensor, Tensor)> {
-        let (frequencies, factor) = self.frequencies(first + tokens);
+        let (frequencies, factor) = self.frequencies(known.max(first + tokens));
         let angles = (first..first + tokens)
             .flat_map(|t| frequencies.iter().map(move |f| f64::from(t as f32 * f)));
         let (cos, sin): (Vec<f32>, Vec<f32>) = angles

@@ -13,7 +13,7 @@ pub struct FoundCodes {
     pub errors: Vec<OutputError>,
     /// Paths of the norms whose outliers move into the layers that read them.
     pub shifted: Vec<String>,
-    /// Paths of the norms whose features have moved to where they are rounded less ([`SearchOptions::retuning`](fp8_files::search::SearchOptions::retuning)).
+    /// Paths of the norms whose features were rescaled for smaller rounding errors ([`SearchOptions::retuning`](fp8_files::search::SearchOptions::retuning)).
     pub retuned: Vec<String>,
     /// Paths of the layers that will be rounded plainly: those outside the blocks (the head; the pooler and classifier of a BERT), and
     /// experts that no token has reached.
@@ -29,6 +29,6 @@ pub struct OutputError {
     pub path: String,
     /// With the codes that were found.
     pub found: f64,
-    /// With plain rounding; if the features of a norm were only retuned, of the weights that they were divided into.
+    /// With plain rounding; after retuning alone, plain rounding of the weights divided by the factors.
     pub plain: f64,
 }

@@ -10,8 +10,8 @@ pub(super) type Marked = (Vec<u32>, Vec<bool>);
 /// Tokens before a border that may be different ones if the text goes on after it.
 const NEAR: usize = 16;
 
-/// How many of `ids` are tokens of a text with which their text begins, and which alone has the tokens `own`. A token that spans the end
-/// of that text is not one of them.
+/// How many of `ids`, the tokens of a longer text, belong to its prefix, whose tokens alone are `own`. A token that spans the end
+/// of the prefix is not counted.
 fn border(tokenizer: &Tokenizer, own: &[u32], ids: &[u32]) -> Result<usize, TextError> {
     let equal = own.iter().zip(ids).take_while(|(a, b)| a == b);
     let mut border = equal.count();

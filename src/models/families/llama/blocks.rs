@@ -27,7 +27,7 @@ impl Blocks for Llama {
         };
         let call = Call {
             part: Part::Rows(rows),
-            rope: self.rope(0, tokens)?,
+            rope: self.rope(0, tokens, 0)?,
             operands: self.operands,
         };
         block.forward(x, &[call], Caches::None)

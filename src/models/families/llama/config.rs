@@ -117,11 +117,16 @@ impl LlamaConfig {
         if mla.is_some() {
             num_kv_heads = num_heads;
         }
-        let sliding_windows =
-            match !is_qwen && mla.is_none() || config.flag("use_sliding_window", false)? {
-                true => sliding_windows(&config, kind, num_layers)?,
-                false => vec![None; num_layers],
-            };
+        let has_windows = match kind {
+            "mistral" | "mixtral" | "phi3" => true,
+            "qwen2" | "qwen3" | "qwen3_moe" => config.flag("use_sliding_window", false)?,
+            // As in transformers, an entry of these families has no effect.
+            _ => false,
+        };
+        let sliding_windows = match has_windows {
+            true => sliding_windows(&config, kind, num_layers)?,
+            false => vec![None; num_layers],
+        };
         Ok(Self {
             vocab_size: config.size("vocab_size", None)?,
             hidden_size,

@@ -294,10 +294,11 @@ impl Llama {
                 cache.rows()
             }
         };
+        let prompt = cache.as_deref().map_or(0, KvCache::prompt_tokens);
         let calls = rows.into_iter().map(|rows| {
             Ok(Call {
                 part: Part::Rows(rows),
-                rope: self.rope(rows.seen, tokens)?,
+                rope: self.rope(rows.seen, tokens, prompt)?,
                 operands: self.operands,
             })
         });
@@ -313,9 +314,9 @@ impl Llama {
         Ok(x)
     }
 
-    /// Cosines and sines of `tokens` positions from `seen` on.
-    fn rope(&self, seen: usize, tokens: usize) -> Result<(Tensor, Tensor)> {
-        (self.config.rope).tables(seen, tokens, self.dtype, &self.device)
+    /// Cosines and sines of `tokens` positions from `seen` on, after or in a prompt of `prompt` tokens (0: unknown).
+    fn rope(&self, seen: usize, tokens: usize, prompt: usize) -> Result<(Tensor, Tensor)> {
+        (self.config.rope).tables(seen, tokens, prompt, self.dtype, &self.device)
     }
 
     /// Embedding, layers and final norm; `caches` has those of each layer.

@@ -49,7 +49,7 @@ impl Llama {
             };
             calls.push(Call {
                 part: Part::Rows(rows),
-                rope: self.rope(seen, 1)?,
+                rope: self.rope(seen, 1, cache.prompt_tokens())?,
                 operands: self.operands,
             });
         }

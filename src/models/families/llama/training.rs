@@ -75,7 +75,7 @@ impl Llama {
             start += count;
             Ok(Call {
                 part,
-                rope: self.rope(0, count)?,
+                rope: self.rope(0, count, 0)?,
                 operands: self.operands,
             })
         });

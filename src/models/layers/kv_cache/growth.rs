@@ -94,6 +94,7 @@ impl KvCache {
                 ..self.sizes
             },
             seen: self.seen[start..start + count].to_vec(),
+            prompt: self.prompt,
         })
     }
 

@@ -77,6 +77,8 @@ pub struct KvCache {
     sizes: KvSizes,
     /// Tokens seen of each sequence.
     seen: Vec<usize>,
+    /// Tokens of the prompt, if that is known; otherwise 0.
+    prompt: usize,
 }
 
 /// A new cache has memory for this many tokens at most.
@@ -128,6 +130,7 @@ impl KvCache {
             layers: layers.collect::<Result<_>>()?,
             seen: vec![0; sizes.batch],
             sizes,
+            prompt: 0,
         })
     }
 
@@ -163,6 +166,40 @@ impl KvCache {
         let bytes = |side: &Side| side.stored.elem_count() * side.stored.dtype().size_in_bytes();
         let layers = self.layers.iter();
         layers.map(|layer| bytes(&layer.k) + bytes(&layer.v)).sum()
+    }
+
+    /// Says how many tokens the prompt of every sequence has, before its first part is read. Rotary positions that depend on the length of
+    /// a text (`dynamic` and `longrope` scaling) are then those of the whole prompt, so that a prompt in parts gives the logits that it gives
+    /// at once. Without it, and beyond the prompt, the length is counted up to the last token of each call. It changes nothing for other models.
+    ///
+    /// It holds until it is set again, also after [`KvCache::truncate`]; 0 means that nothing is known.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 4,
+    /// #     "rope_scaling": { "rope_type": "dynamic", "factor": 2.0 } });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let prompt = Tensor::new(&[[1u32, 5, 9, 2, 3, 8]], &Device::Cpu)?; // the model was trained on 4 tokens
+    /// let whole = model.last_logits(&prompt, &mut model.new_cache(1, 6)?)?;
+    /// let mut cache = model.new_cache(1, 6)?;
+    /// cache.set_prompt_tokens(6);
+    /// model.last_logits(&prompt.narrow(1, 0, 3)?, &mut cache)?;
+    /// let parts = model.last_logits(&prompt.narrow(1, 3, 3)?, &mut cache)?;
+    /// assert_eq!(parts.to_vec2::<f32>()?, whole.to_vec2::<f32>()?);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
+    pub fn set_prompt_tokens(&mut self, tokens: usize) {
+        self.prompt = tokens;
+    }
+
+    /// What [`KvCache::set_prompt_tokens`] has set.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompt
     }
 
     /// Forgets all tokens after the first `len`; no effect if there are fewer.
