@@ -46,7 +46,8 @@ pub enum Activations {
     /// That of the parameters.
     #[default]
     F32,
-    /// Half of the bytes, and less time; parameters, the last norm and the head stay as they are.
+    /// Half of the bytes, and less time on GPUs and on processors with bf16 units; parameters, the last norm and the head stay as
+    /// they are.
     Bf16,
 }
 

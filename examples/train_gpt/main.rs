@@ -108,8 +108,9 @@ struct Args {
     /// for one --vocab only [default: 256]
     #[arg(long)]
     vocab: Option<usize>,
-    /// Operands of attention's products: f32 (tensors as they are), rounded to bf16, which is faster, or cast to FP8, which with an
-    /// FP8 recipe keeps half as much for the backward pass. The saved model stores the choice [default: bf16 with an FP8 recipe, else f32]
+    /// Operands of attention's products: f32 (tensors as they are), rounded to bf16 (faster on GPUs and on processors with bf16 units), or
+    /// cast to FP8, which with an FP8 recipe keeps half as much for the backward pass. The saved model stores the choice [default: bf16 with
+    /// an FP8 recipe, else f32]
     #[arg(long)]
     attention: Option<Operands>,
     /// With FP8 recipes, what blocks compute on besides their products. The saved model stores the choice [default: f32]

@@ -48,7 +48,7 @@ struct Cli {
 enum Command {
     /// Show the family and the FP8 layers of a checkpoint.
     Inspect(inspect::Args),
-    /// Check whether a checkpoint is what it says: name the faults that make it load as nonsense.
+    /// Check a checkpoint for faults that make it load without an error but compute nonsense.
     Check(check::Args),
     /// Quantize the linear layers of a model.
     Quantize(quantize::Args),

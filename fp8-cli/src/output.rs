@@ -100,7 +100,7 @@ impl Target {
         }
         if let Some(first) = report.exact_inputs.first() {
             eprintln!(
-                "warning: input scales of {} layers (`{first}` is the first) are powers of two in the source and exact in what is written",
+                "warning: input scales of {} layers (`{first}` is the first) are powers of two in the source, but not in the output format",
                 report.exact_inputs.len()
             );
         }

@@ -291,7 +291,7 @@ fn search(
     if let Some(first) = found.retuned.first() {
         let count = found.retuned.len();
         eprintln!(
-            "features moved to where they are rounded less in {count} norms, `{first}` first"
+            "features rescaled for smaller rounding errors in {count} norms, `{first}` first"
         );
     }
     Ok(found.chosen)

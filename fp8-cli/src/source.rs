@@ -59,7 +59,7 @@ pub fn found(path: &Path) -> Result<()> {
         };
         let name = id.rsplit('/').next().unwrap_or(id);
         bail!(
-            "{shown}: only `fp8 check` reads a model on the hub, all other commands one that was downloaded: hf download {id}{revision} \
+            "{shown}: only `fp8 check` reads models on the hub; for other commands, download it first: hf download {id}{revision} \
              --local-dir {name}"
         );
     }

@@ -23,13 +23,19 @@ use std::collections::BTreeMap;
 /// # fn main() -> fp8_recipes::Result<()> {
 /// let weight = Tensor::ones((16, 32), DType::F32, &Device::Cpu)?;
 /// let layer = Linear::new(weight, None).with_path("fc");
-/// let amaxes = input_amaxes(&layer, || {
-///     layer.forward(&Tensor::full(-3f32, (2, 32), &Device::Cpu)?)?;
-///     Ok(())
-/// })?;
-/// assert_eq!(amaxes["fc"], 3.);
+/// let amax_of = |value: f32| {
+///     let run = || {
+///         layer.forward(&Tensor::full(value, (2, 32), &Device::Cpu)?)?;
+///         Ok(())
+///     };
+///     Ok::<f32, fp8::Error>(input_amaxes(&layer, run)?["fc"])
+/// };
+/// assert_eq!(amax_of(-3.)?, 3.);
+/// assert_eq!(amax_of(2.)?, 2.);
 /// # Ok(()) }
 /// ```
+///
+/// An earlier calibration of the model's inputs is replaced.
 ///
 /// # Errors
 /// Those of `run`; if an input is not finite, or a guard cannot open on this thread.
@@ -39,7 +45,13 @@ pub fn input_amaxes<M: Fp8Module + ?Sized>(
 ) -> Result<BTreeMap<String, f32>> {
     // Files have no form for convolutions.
     prepare_fp8(model, &PrepareOptions::default().with_convolutions(false))?;
-    // A delayed recipe would mix in the amaxes of earlier inputs.
+    // Neither a delayed recipe nor an earlier calibration may mix in the amaxes of earlier inputs.
+    for_each_layer(model, |layer| {
+        let state = layer.fp8_state();
+        if let Some(slot) = state.as_ref().and_then(|state| state.slot(Role::Input)) {
+            slot.reset_calibration();
+        }
+    });
     let recipe = Recipe::from(RecipeName::Tensorwise);
     let guard = fp8_autocast(Autocast::new(recipe).calibrating(true))?;
     run()?;

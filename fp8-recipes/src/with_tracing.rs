@@ -1,9 +1,13 @@
 //! A twin of `candle_transformers::models::with_tracing`: the same names and signatures, over the layers of [`nn`].
 //!
 //! A model of candle-transformers that says `use super::with_tracing::{Linear, RmsNorm, ..}` says
-//! `use fp8_recipes::with_tracing::{Linear, RmsNorm, ..}` instead. All layers of [`nn`] enter a `tracing` span of
-//! level TRACE in their forward pass, so that [`Linear`], [`LayerNorm`] and [`Conv2d`] are the same types in both modules;
-//! [`Embedding`] and [`RmsNorm`] have other constructors here.
+//! `use fp8_recipes::with_tracing::{Linear, RmsNorm, ..}` instead. Every layer of [`nn`] that has a checkpoint path enters a `tracing`
+//! span of level TRACE in its forward pass, with that path, so that [`Linear`], [`LayerNorm`] and [`Conv2d`] are the same types in both
+//! modules; [`Embedding`] and [`RmsNorm`] have other constructors here.
+//!
+//! An [`nn::LSTM`] or [`nn::GRU`] enters its span at each step. Modules made of layers, such as [`nn::TransformerLayer`], have no span of
+//! their own; where one is a single node, linear layers that it computes together share a span with all their paths. Layers that are
+//! candle's own (`PReLU`, `Dropout`, ..) have none.
 //!
 //! `QMatMul` is missing: it multiplies by GGML-quantized weights, which have no values in high precision to train or to cast
 //! to FP8.

@@ -26,7 +26,7 @@ fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
     fill(&vars, 9);
     let report = prepare(&mut model);
     assert_eq!((report.converted(), report.skipped()), (1, 1), "{report}");
-    let reason = "its weight is `embed.weight` too, which stays in high precision";
+    let reason = "its weight is shared with `embed.weight`, which stays in high precision";
     assert!(report.to_string().contains(reason), "{report}");
     let guard = fp8_autocast(Autocast::new(delayed(4)).calibrating(true)).unwrap();
     model.forward(&ids(0)).unwrap();

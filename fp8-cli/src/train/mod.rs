@@ -133,7 +133,7 @@ fn holds_no_model(out: &Path) -> Result<()> {
     match names.filter(|name| is_model(name)).min() {
         None => Ok(()),
         Some(name) => bail!(
-            "--out: {} holds a model ({name}), and a run has a folder of its own: choose another --out",
+            "--out: {} holds a model ({name}), but a run needs its own folder: choose another --out",
             out.display()
         ),
     }

@@ -69,10 +69,10 @@ pub struct Settings {
     /// Another recipe, or f32, for the layers whose path matches: PATTERN=RECIPE
     #[arg(long, value_name = "PATTERN=RECIPE", conflicts_with = "lora")]
     pub layer: Vec<String>,
-    /// Compute the last N steps without the recipe, so that the written model suits high precision better
+    /// Train the last N steps in high precision, in which the written model is then better
     #[arg(long, value_name = "N", conflicts_with = "lora", value_parser = steps, allow_negative_numbers = true)]
     pub finish: Option<u64>,
-    /// How recipes round weights to FP8: to the nearest code, or up or down at random, so that the written model suits high precision better
+    /// How recipes round weights to FP8: to the nearest code, or stochastically, so that the written model is better in high precision
     #[arg(
         long,
         value_name = "ROUNDING",
@@ -82,8 +82,8 @@ pub struct Settings {
     )]
     #[serde(default)]
     pub weight_rounding: WeightRounding,
-    /// What the operands of products that no recipe casts, those of attention and of a language model's head among them, are rounded to in
-    /// training [default: bf16 if layers compute in FP8 and the device multiplies bf16, else f32]
+    /// Dtype to which training rounds the operands of products that no recipe casts (attention, a language model's head)
+    /// [default: bf16 if layers compute in FP8 and the device multiplies bf16, else f32]
     #[arg(long, value_enum)]
     pub operands: Option<Operands>,
     /// The highest learning rate [default: 2e-5, and 2e-4 with --lora]

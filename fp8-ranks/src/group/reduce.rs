@@ -28,7 +28,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::Collective`](crate::Error::Collective): a dtype without this operation ([`ReduceOp`]), ranks whose tensors differ in size or dtype, and
-    /// whatever [`Started::wait`] says. So have all operations below.
+    /// the errors of [`Started::wait`]. All operations below have these errors.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
         self.start_all_reduce(tensor, op)?.wait()
     }

@@ -23,7 +23,7 @@ pub struct Layout {
 
 impl Layout {
     /// Deals out `len` elements in whole blocks, evenly; what is left goes to the ranks that hold the least. `held`: the elements of each
-    /// rank so far, which are counted on.
+    /// rank so far; this adds to them.
     pub fn new(len: usize, held: &mut [usize]) -> Self {
         let (ranks, blocks) = (held.len().max(1), len.div_ceil(BLOCK));
         let mut order: Vec<usize> = (0..held.len()).collect();

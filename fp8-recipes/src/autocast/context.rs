@@ -76,7 +76,7 @@ impl Context {
         (self.settings.config.kept_activations.group_size()).filter(|_| fp8)
     }
 
-    /// Records what a node that keeps activations in FP8 has kept: nothing, if casts have left it nothing in high precision to keep.
+    /// Records the bytes that a node has kept in FP8; 0 if its casts left nothing to keep in high precision.
     pub(crate) fn note_kept(&self, bytes: usize) {
         if let Some(session) = &self.session {
             session.kept().note(bytes);

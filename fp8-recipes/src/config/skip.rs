@@ -145,11 +145,11 @@ impl fmt::Display for SkipReason {
             SkipReason::Tied { with: Some(with) } => {
                 write!(
                     f,
-                    "its weight is `{with}` too, which stays in high precision"
+                    "its weight is shared with `{with}`, which stays in high precision"
                 )
             }
             SkipReason::Tied { with: None } => f.write_str(
-                "its weight is a tensor without a name too, which stays in high precision",
+                "its weight is shared with an unnamed tensor, which stays in high precision",
             ),
             SkipReason::WeightDType(dtype) => {
                 write!(f, "the weight is {}, not f32, bf16 or f16", dtype.as_str())

@@ -69,7 +69,7 @@ pub enum DenseError {
     },
     /// A file holds the weight of a layer twice.
     #[error(
-        "layer `{path}` is stored both as `{first}` and as `{second}`: remove one of them, or the values that are not meant may be read"
+        "layer `{path}` is stored both as `{first}` and as `{second}`: remove the one that is out of date"
     )]
     Ambiguous {
         /// Path of the layer.

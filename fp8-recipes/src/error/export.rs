@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub enum ExportError {
     /// The weight of a layer has changed since its calibration.
     #[error(
-        "layer `{path}`: the weight has changed since calibration, which its scales no longer describe: calibrate again"
+        "layer `{path}`: the weight has changed since calibration, so its scales no longer fit: calibrate again"
     )]
     ChangedSinceCalibration {
         /// Path of the layer.

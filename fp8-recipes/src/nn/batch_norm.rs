@@ -17,6 +17,7 @@ use candle_nn::{ModuleT, VarBuilder};
 use running::{Before, Parameters, follow};
 use std::ops::Deref;
 use std::sync::Arc;
+use tracing::span::EnteredSpan;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each channel: over the batch in training, where the running
 /// statistics follow, and with the running statistics in evaluation.
@@ -122,8 +123,27 @@ impl BatchNorm {
     /// # Errors
     /// If `x` has another shape, or fewer than two values for a channel, which have no variance.
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
+        let _span = self.entered();
+        self.in_training(x)
+    }
+
+    /// Normalizes with the running statistics.
+    ///
+    /// # Errors
+    /// If `x` has another shape than `[batch, num_features, ..]`.
+    pub fn forward_eval(&self, x: &Tensor) -> Result<Tensor> {
+        let _span = self.entered();
+        self.in_evaluation(x)
+    }
+
+    /// Enters the span of a forward pass.
+    fn entered(&self) -> EnteredSpan {
+        tracing::trace_span!("norm", kind = "batch-norm", path = self.path()).entered()
+    }
+
+    fn in_training(&self, x: &Tensor) -> Result<Tensor> {
         if let Some(plain) = self.plain()? {
-            let y = plain.forward_train(x)?;
+            let y = plain.in_training(x)?;
             return self.parameters.follow(&plain).map(|()| y);
         }
         let features = self.features(x)?;
@@ -147,13 +167,9 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// Normalizes with the running statistics.
-    ///
-    /// # Errors
-    /// If `x` has another shape than `[batch, num_features, ..]`.
-    pub fn forward_eval(&self, x: &Tensor) -> Result<Tensor> {
+    fn in_evaluation(&self, x: &Tensor) -> Result<Tensor> {
         if let Some(plain) = self.plain()? {
-            return plain.forward_eval(x);
+            return plain.in_evaluation(x);
         }
         self.features(x)?;
         match self.has_one_dtype(x) {

@@ -11,6 +11,7 @@ use candle_nn::VarBuilder;
 use fp8_candle::ops;
 use fp8_scaled::Parameter;
 use std::sync::Arc;
+use tracing::span::EnteredSpan;
 
 /// `candle_nn::Embedding` that knows its checkpoint path.
 ///
@@ -68,10 +69,16 @@ impl Embedding {
         A::create(
             || Ok(self.forward(indexes)?),
             || {
+                let _span = self.entered();
                 let table = scaled(&self.table, self.path(), "weight")?;
                 Ok(table.embedding(indexes)?)
             },
         )
+    }
+
+    /// Enters the span of a forward pass.
+    fn entered(&self) -> EnteredSpan {
+        tracing::trace_span!("embedding", path = self.path()).entered()
     }
 
     /// The table, or its value where it is a scaled parameter.
@@ -83,7 +90,7 @@ impl Embedding {
 impl Module for Embedding {
     /// Integer indexes of any shape `[..]` to `[.., hidden_size]`.
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
-        let _span = tracing::trace_span!("embedding", path = self.path()).entered();
+        let _span = self.entered();
         OperatorCasts::around(self.state.get(), |casts| match casts {
             None => Ok(ops::embedding(&self.plain()?, indexes)?),
             Some(casts) => {

@@ -9,6 +9,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_scaled::Parameter;
 use std::sync::Arc;
+use tracing::span::EnteredSpan;
 
 /// `candle_nn::GroupNorm` that knows its checkpoint path and shows its parameters.
 #[derive(Debug, Clone)]
@@ -53,6 +54,11 @@ impl GroupNorm {
     pub fn bias(&self) -> &Tensor {
         self.bias.tensor()
     }
+
+    /// Enters the span of a forward pass.
+    fn entered(&self) -> EnteredSpan {
+        tracing::trace_span!("norm", kind = "group-norm", path = self.path()).entered()
+    }
 }
 
 path_methods!(GroupNorm);
@@ -60,6 +66,7 @@ path_methods!(GroupNorm);
 impl Module for GroupNorm {
     /// `[batch, num_channels, ..]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _span = self.entered();
         if self.weight.scaled().is_none() {
             return self.inner.forward(x);
         }
@@ -76,6 +83,7 @@ impl<A: Array> Layer<A> for GroupNorm {
         x.by_kind(
             |x| Ok(self.forward(x)?),
             |x| {
+                let _span = self.entered();
                 let gain = scaled(&self.weight, self.path(), "weight")?;
                 let bias = scaled(&self.bias, self.path(), "bias")?;
                 Ok(x.group_norm(self.num_groups, &gain, Some(&bias), self.eps)?)

@@ -13,6 +13,7 @@ use candle_nn::{Init, VarBuilder};
 use fp8_candle::{Wide, ops};
 use fp8_scaled::{Parameter, Scaled};
 use std::sync::Arc;
+use tracing::span::EnteredSpan;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
 ///
@@ -102,12 +103,7 @@ impl LayerNorm {
 impl Module for LayerNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let kind = if self.remove_mean {
-            "layer-norm"
-        } else {
-            "rms-norm"
-        };
-        let _span = tracing::trace_span!("norm", kind, path = self.path()).entered();
+        let _span = self.entered();
         OperatorCasts::around(self.state.get(), |casts| match casts {
             None => self.plain(x),
             // The FP8 Emulation Toolkit does not cast the weight either.
@@ -117,6 +113,16 @@ impl Module for LayerNorm {
 }
 
 impl LayerNorm {
+    /// Enters the span of a forward pass.
+    fn entered(&self) -> EnteredSpan {
+        let kind = if self.remove_mean {
+            "layer-norm"
+        } else {
+            "rms-norm"
+        };
+        tracing::trace_span!("norm", kind, path = self.path()).entered()
+    }
+
     /// Whether a recipe may cast the tensors around it.
     pub(super) fn is_prepared(&self) -> bool {
         self.state.get().is_some()
@@ -154,7 +160,7 @@ impl LayerNorm {
     }
 
     fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
-        let _span = tracing::trace_span!("norm", path = self.path()).entered();
+        let _span = self.entered();
         let gain = scaled(&self.weight, self.path(), "weight")?;
         if self.remove_mean {
             let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
@@ -164,6 +170,7 @@ impl LayerNorm {
     }
 
     fn in_node(&self, x: &InNode) -> crate::Result<InNode> {
+        let _span = self.entered();
         // Plain, or in parts, which are f32: a node takes no scaled parameters.
         let weight = &self.weight.value(DType::F32)?;
         let bias = value_of(self.bias.as_ref(), DType::F32)?;

@@ -33,6 +33,8 @@ macro_rules! operators {
                 /// # Errors
                 /// If the shapes or dtypes are incompatible.
                 pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+                    let (kind, path) = (LayerKind::$name, self.path.as_deref());
+                    let _span = tracing::trace_span!("operator", %kind, path).entered();
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
                     OperatorCasts::around(self.state.get(), |casts| match casts {
                         None => Ok(compute(a, b)?),

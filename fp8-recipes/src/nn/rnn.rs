@@ -48,6 +48,7 @@ macro_rules! recurrent {
             #[fp8(skip)]
             inner: candle_nn::$type,
             parameters: Vec<NamedTensor>,
+            path: String,
         }
 
         impl $type {
@@ -70,7 +71,11 @@ macro_rules! recurrent {
                 ];
                 let suffix: String = ($suffix)(&config);
                 let parameters = parameters((in_dim, hidden_dim, $gates), &suffix, inits, &vb)?;
-                Ok(Self { inner, parameters })
+                Ok(Self {
+                    inner,
+                    parameters,
+                    path: vb.prefix(),
+                })
             }
         }
 
@@ -90,6 +95,8 @@ macro_rules! recurrent {
             }
 
             fn step(&self, input: &Tensor, state: &Self::State) -> Result<Self::State> {
+                let (kind, path) = (stringify!($create), self.path.as_str());
+                let _span = tracing::trace_span!("rnn", kind, path).entered();
                 self.inner.step(input, state)
             }
 

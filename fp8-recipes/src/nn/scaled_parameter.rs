@@ -82,6 +82,22 @@ pub(crate) fn refuse_scaled_model<M: Fp8Module + ?Sized>(
     }
 }
 
+/// An error if one of `tensors` is a scaled parameter, whose data a function of plain parameters would take for its values.
+pub(super) fn refuse_scaled_tensors(
+    tensors: &[&Tensor],
+    function: &'static str,
+    instead: &'static str,
+) -> Result<()> {
+    match tensors.iter().find_map(|tensor| ScaledVar::of(tensor)) {
+        Some(var) => Err(Error::ScaledParameter {
+            tensor: var.name().to_string(),
+            function,
+            instead,
+        }),
+        None => Ok(()),
+    }
+}
+
 /// An error where a parameter is scaled: for layers without scaled arithmetic, which would take its data for its values.
 pub(super) fn refuse_scaled(layer: &'static str, path: &str, tensors: &[&Tensor]) -> Result<()> {
     match tensors.iter().any(|tensor| ScaledVar::of(tensor).is_some()) {

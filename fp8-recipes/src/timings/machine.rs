@@ -7,7 +7,7 @@ use fp8_core::Isa;
 /// The processor or accelerator with everything else that decides how fast a layer is: instruction set, threads, this crate's version.
 pub(super) fn machine(device: &Device) -> Result<String> {
     let version = env!("CARGO_PKG_VERSION");
-    // Times of the two differ by far more than times of FP8 and high precision.
+    // Debug and release builds differ by far more than FP8 and high precision.
     let build = match cfg!(debug_assertions) {
         true => ", debug build",
         false => "",

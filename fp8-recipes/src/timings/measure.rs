@@ -35,7 +35,7 @@ const CLEAR: f64 = 1.2;
 const HISTORY: usize = 1024;
 
 /// Times `case` for about `budget`, longer only if a few calls take longer. Under an open guard, which must not take part, and on a
-/// worker of a pool, where none may open, it does so on a thread of its own. That is not the rule, because threads do not share the
+/// pool worker, where no guard may open, it uses a new thread. It avoids that otherwise, because threads do not share the
 /// memory that they have freed, and fresh memory is slow.
 pub(super) fn measure(case: &LayerCase, device: &Device, budget: Duration) -> Result<LayerTiming> {
     let race = || Race::new(case, device)?.run(budget);

@@ -295,6 +295,14 @@ fn errors_name_the_value() {
         );
     }
     assert!(delayed.clone().with_margin(64).resolve().is_ok());
+    for (got, shown) in [(-1., "-1e0"), (f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let refused = error(base().with_amax_epsilon(got));
+        assert!(matches!(refused, ConfigError::AmaxEpsilon { .. }));
+        let text =
+            format!("amax_epsilon = {shown} is not allowed: it must be finite and not negative");
+        assert_eq!(refused.to_string(), text);
+    }
+    assert!(base().with_amax_epsilon(0.5).resolve().is_ok());
     let scaling = "dynamik".parse::<ScalingType>().unwrap_err();
     assert!(scaling.to_string().contains("dynamik"), "{scaling}");
 }

@@ -1,4 +1,4 @@
-//! Dense layers with any axes, and training runs as one value.
+//! Dense layers with any axes, new layers in parts, and training runs as one value.
 
 mod einsum;
 mod errors;
@@ -6,5 +6,6 @@ mod forms;
 mod goldens;
 mod lifecycle;
 mod linear;
+mod parallel;
 mod reference;
 mod train_state;

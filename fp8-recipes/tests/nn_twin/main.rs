@@ -1,4 +1,4 @@
-//! The twin of candle_nn: nothing that candle-nn cuts out of the graph is left in it.
+//! The twin of candle_nn: nothing that candle-nn cuts out of the graph is left in it, and its layers enter spans.
 //!
 //! The source of candle-nn says which functions lose gradients; each of them is called here through the twin, with values and
 //! gradients checked against finite differences of the form that tracks no gradient.
@@ -6,6 +6,7 @@
 mod flash_attention;
 mod kv_caches;
 mod scan;
+mod spans;
 mod sweep;
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};

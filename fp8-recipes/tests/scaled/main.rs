@@ -3,6 +3,7 @@
 mod adamw;
 mod helpers;
 mod invariance;
+mod lora;
 mod resume;
 mod sgd;
 mod var_map;

@@ -103,8 +103,15 @@ fn invalid_dropout_probabilities_are_refused() {
     let x = input(DType::F32);
     for probability in [1.5, 1., -0.5, f64::NAN] {
         let got = format!("is {probability}");
-        let parts =
-            |what| ["layer.self_attn.o_proj", what, &got, "from 0 up to"].map(str::to_string);
+        let parts = |what| {
+            [
+                "layer.self_attn.o_proj",
+                what,
+                &got,
+                "at least 0 and below 1",
+            ]
+            .map(str::to_string)
+        };
         // With or without a seed: evaluation finds it as well as training.
         for inputs in [
             LayerInputs::default(),

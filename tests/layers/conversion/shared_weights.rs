@@ -148,7 +148,7 @@ fn a_linear_tied_to_an_embedding_is_skipped_with_that_reason() {
         ("fc", "fp8"),
         (
             "head",
-            "its weight is `embed.weight` too, which stays in high precision",
+            "its weight is shared with `embed.weight`, which stays in high precision",
         ),
     ];
     assert_outcomes("tied", &report, &expected);

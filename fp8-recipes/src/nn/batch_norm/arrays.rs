@@ -23,6 +23,7 @@ impl BatchNorm {
     }
 
     fn on_scaled(&self, x: &Scaled, train: bool) -> Result<Scaled> {
+        let _span = self.entered();
         let path = self.path();
         let Parameters { running, affine } = &self.parameters;
         let (weight, bias) = affine.as_ref().map(|[weight, bias]| (weight, bias)).unzip();
@@ -30,7 +31,7 @@ impl BatchNorm {
         let bias = optional(bias, path, "bias")?;
         if train {
             // The running statistics follow those of the values.
-            self.forward_train(&x.detach().to_tensor(DType::F32)?)?;
+            self.in_training(&x.detach().to_tensor(DType::F32)?)?;
             let (gain, bias) = (gain.as_ref(), bias.as_ref());
             return Ok(x.batch_norm(self.remove_mean(), gain, bias, self.eps())?);
         }

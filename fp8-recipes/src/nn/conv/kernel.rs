@@ -12,6 +12,10 @@ pub trait Kernel: Clone + std::fmt::Debug {
     /// Padding, stride, dilation and groups.
     type Config: Copy;
 
+    /// Which convolution it is, in spans.
+    #[doc(hidden)]
+    const KIND: &'static str;
+
     /// The layer with these parameters and sizes.
     fn build(weight: Tensor, bias: Option<Tensor>, config: Self::Config) -> Self;
 
@@ -44,15 +48,19 @@ pub trait Kernel: Clone + std::fmt::Debug {
     fn scaled(&self, x: &Scaled, weight: &Scaled) -> Result<Scaled>;
 }
 
-/// Each convolution: whether it is transposed; output padding and groups by its configuration `$c`; the functions that compute it.
+/// Each convolution: its name in spans; whether it is transposed; output padding and groups by its configuration `$c`; the functions
+/// that compute it.
 macro_rules! kernels {
     ($(
-        $type:ident($transposed:literal): |$c:ident: $config:ident| ($padding:expr, $groups:expr),
+        $type:ident($kind:literal, $transposed:literal):
+            |$c:ident: $config:ident| ($padding:expr, $groups:expr),
         plain: $plain:expr,
         scaled: |$x:ident, $weight:ident, $own:ident, $shape:ident| $scaled:expr;
     )*) => {$(
         impl Kernel for candle_nn::$type {
             type Config = candle_nn::$config;
+
+            const KIND: &'static str = $kind;
 
             fn build(weight: Tensor, bias: Option<Tensor>, config: Self::Config) -> Self {
                 Self::new(weight, bias, config)
@@ -105,19 +113,23 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Conv1d(false): |c: Conv1dConfig| (0, c.groups),
+    Conv1d("conv1d", false):
+        |c: Conv1dConfig| (0, c.groups),
     plain: one_dim::conv1d,
     scaled: |x, weight, c, _shape| x.conv1d(weight, c.padding, c.stride, c.dilation, c.groups);
 
-    Conv2d(false): |c: Conv2dConfig| (0, c.groups),
+    Conv2d("conv2d", false):
+        |c: Conv2dConfig| (0, c.groups),
     plain: Module::forward,
     scaled: |x, weight, c, _shape| x.conv2d(weight, c.padding, c.stride, c.dilation, c.groups);
 
-    ConvTranspose1d(true): |c: ConvTranspose1dConfig| (c.output_padding, c.groups),
+    ConvTranspose1d("conv-transpose1d", true):
+        |c: ConvTranspose1dConfig| (c.output_padding, c.groups),
     plain: one_dim::conv_transpose1d,
     scaled: |x, weight, _c, shape| x.conv_transpose1d(weight, shape);
 
-    ConvTranspose2d(true): |c: ConvTranspose2dConfig| (c.output_padding, 1),
+    ConvTranspose2d("conv-transpose2d", true):
+        |c: ConvTranspose2dConfig| (c.output_padding, 1),
     plain: Module::forward,
     scaled: |x, weight, _c, shape| x.conv_transpose2d(weight, shape);
 }

@@ -10,7 +10,7 @@ pub use candle_nn::conv::*;
 use super::StaticWeight;
 use super::call::{Call, calibrate, noting_failure};
 use super::identity::{SharedState, path_and_state, path_methods};
-use super::scaled_parameter::{along_channels, optional, scaled, value_of};
+use super::scaled_parameter::{along_channels, optional, refuse_scaled_tensors, scaled, value_of};
 use crate::array::{Array, Layer};
 use crate::autocast::{Fp8State, current};
 use crate::module::{Fp8Layer, LayerKind};
@@ -23,6 +23,7 @@ use fp8_scaled::{Parameter, Scaled};
 use kernel::Kernel;
 use std::ops::Deref;
 use std::sync::Arc;
+use tracing::span::EnteredSpan;
 
 /// A convolution of candle_nn that knows its checkpoint path; its other methods are candle-nn's.
 ///
@@ -68,6 +69,7 @@ impl<C: Kernel> Convolution<C> {
     /// # Errors
     /// [`fp8_candle::Error::Conv`] if the sizes are invalid, and errors of the guard's recipe.
     pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
+        let _span = self.entered();
         let context = current();
         let y = Call::decide(self, context.as_ref()).and_then(|call| {
             let inner = self.with_values(x.dtype())?;
@@ -86,6 +88,11 @@ impl<C: Kernel> Convolution<C> {
         noting_failure(context.as_ref(), y)
     }
 
+    /// Enters the span of a forward pass.
+    fn entered(&self) -> EnteredSpan {
+        tracing::trace_span!("conv", kind = C::KIND, path = self.path()).entered()
+    }
+
     /// candle-nn's layer, with the values of its parameters where these are scaled.
     fn with_values(&self, dtype: DType) -> crate::Result<C> {
         let bias = value_of(self.bias.as_ref(), dtype)?;
@@ -93,6 +100,7 @@ impl<C: Kernel> Convolution<C> {
     }
 
     fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
+        let _span = self.entered();
         let weight = scaled(&self.weight, self.path(), "weight")?;
         let y = self.inner.scaled(x, &weight)?;
         match optional(self.bias.as_ref(), self.path(), "bias")? {
@@ -186,10 +194,19 @@ impl Convolution<candle_nn::Conv2d> {
     /// [`nn::fuse_batch_norm`]: crate::nn::fuse_batch_norm
     ///
     /// # Errors
-    /// If `bn` has no weight and bias, or another number of channels.
+    /// If `bn` has no weight and bias, or another number of channels; [`Error::ScaledParameter`](crate::Error::ScaledParameter) for
+    /// scaled parameters, which no gradient would reach.
     pub fn absorb_bn(&self, bn: &BatchNorm) -> Result<Self> {
+        let mut tensors = vec![self.inner.weight(), bn.running_mean(), bn.running_var()];
+        tensors.extend(self.inner.bias());
+        if let Some((weight, bias)) = bn.weight_and_bias() {
+            tensors.extend([weight, bias]);
+        }
+        let instead = "call nn::fuse_batch_norm, which computes with the values";
+        refuse_scaled_tensors(&tensors, "nn::Conv2d::absorb_bn", instead)?;
         let path = self.path.clone();
-        let fused = Self::from(self.inner.absorb_bn(bn)?);
+        let inner = self.with_values(self.inner.weight().dtype())?;
+        let fused = Self::from(inner.absorb_bn(bn)?);
         Ok(Self { path, ..fused })
     }
 }

@@ -179,8 +179,16 @@ pub(in crate::nn) fn joint<A: Array>(layers: &[&Linear], x: &A) -> Result<Vec<A>
     )
 }
 
+/// The paths of layers that are computed together; None if one of them has none.
+fn paths(layers: &[&Linear]) -> Option<String> {
+    let paths = layers.iter().map(|layer| layer.path());
+    let paths: Option<Vec<_>> = paths.collect();
+    Some(paths?.join(", "))
+}
+
 /// A result for each of `layers`.
 fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide>> {
+    let _span = tracing::trace_span!("linear", path = paths(layers)).entered();
     let context = current();
     let mut calls = vec![];
     for layer in layers {

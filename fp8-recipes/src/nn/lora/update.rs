@@ -4,11 +4,13 @@ use super::LoraConfig;
 use crate::error::Result;
 use crate::module::show;
 use crate::nn::Linear;
+use crate::nn::scaled_parameter::{refuse_scaled, value_of};
 use crate::nn::transformer::inputs::seed_at;
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_candle::ops;
+use fp8_scaled::Parameter;
 use std::sync::Arc;
 
 /// What LoRA adds to the result of a linear layer: `factor (x A^T) B^T`, with A `[rank, in_features]` and B `[out_features, rank]`.
@@ -44,7 +46,8 @@ impl LoraUpdate {
     /// drawn uniformly from +-1 / sqrt(in_features); a new B is zero.
     ///
     /// # Errors
-    /// If the rank is 0, alpha is not finite, dropout is not a probability below 1, or a matrix has another shape.
+    /// If the rank is 0, alpha is not finite, dropout is not a probability below 1, or a matrix has another shape;
+    /// [`Error::NoScaledForm`](crate::Error::NoScaledForm) for matrices of a [`ScaledVarMap`](crate::scaled::ScaledVarMap).
     pub fn new(
         (out_features, in_features): (usize, usize),
         config: LoraConfig,
@@ -60,6 +63,7 @@ impl LoraUpdate {
         let a = vb.get_with_hints((config.rank, in_features), "lora_A.weight", init)?;
         let zeros = Init::Const(0.);
         let b = vb.get_with_hints((out_features, config.rank), "lora_B.weight", zeros)?;
+        refuse_scaled("an update of low rank", &path, &[&a, &b])?;
         Ok(Self {
             a,
             b,
@@ -98,6 +102,7 @@ impl LoraUpdate {
     /// # Errors
     /// Those of candle.
     pub fn add_to(&self, y: &Tensor, x: &Tensor, dropout_seed: Option<u64>) -> Result<Tensor> {
+        let _span = tracing::trace_span!("lora", path = self.path()).entered();
         let in_features = self.a.dim(D::Minus1)?;
         let mut inputs = x.to_dtype(self.a.dtype())?.reshape(((), in_features))?;
         if let Some(seed) = dropout_seed {
@@ -118,7 +123,9 @@ impl LoraUpdate {
         let wide = |x: &Tensor| x.detach().to_dtype(DType::F32);
         let update = (wide(&self.b)?.matmul(&wide(&self.a)?)? * self.config.factor())?;
         let weight = (base.weight()?.to_dtype(DType::F32)? + update)?.detach();
-        let merged = Linear::new(weight, base.bias().map(Tensor::detach));
+        let bias = base.bias().map(Parameter::of);
+        let bias = value_of(bias.as_ref(), DType::F32)?;
+        let merged = Linear::new(weight, bias.as_ref().map(Tensor::detach));
         Ok(match base.path() {
             Some(path) => merged.with_path(path),
             None => merged,

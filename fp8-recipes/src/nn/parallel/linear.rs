@@ -4,11 +4,13 @@ use super::axes::LinearAxes;
 use crate::error::Result;
 use crate::module::show;
 use crate::nn::Linear;
+use crate::nn::scaled_parameter::value_of;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_ranks::graph::{gathered, gathered_for_own_data, own_part, sum_of_summands, used_in_parts};
 use fp8_ranks::{DeviceMesh, ProcessGroup};
+use fp8_scaled::Parameter;
 
 /// `y = x weight^T + bias`, where each rank of a [`DeviceMesh`] holds the parts that [`LinearAxes`] says: tensor parallel layers, with tokens
 /// divided or not.
@@ -30,7 +32,7 @@ use fp8_ranks::{DeviceMesh, ProcessGroup};
 pub struct ParallelLinear {
     /// Without the bias where results are added.
     inner: Linear,
-    bias: Option<Tensor>,
+    bias: Option<Parameter>,
     axes: LinearAxes,
     input: Option<ProcessGroup>,
     contracted: Option<ProcessGroup>,
@@ -65,7 +67,7 @@ impl ParallelLinear {
         let inner = Linear::new(weight, own).with_path(path);
         Ok(Self {
             inner: inner.with_shards(axes.shards(path, mesh)?),
-            bias: after,
+            bias: after.as_ref().map(Parameter::of),
             axes,
             input,
             contracted,
@@ -85,7 +87,8 @@ impl ParallelLinear {
 
     /// This rank's part of the bias.
     pub fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref().or(self.inner.bias())
+        let own = self.bias.as_ref().map(Parameter::tensor);
+        own.or(self.inner.bias())
     }
 
     /// [`Module::forward`] with an error that can be matched.
@@ -117,7 +120,7 @@ impl ParallelLinear {
             (Some(_), Some(group)) => sum_of_summands(&y, group)?,
             _ => y,
         };
-        match &self.bias {
+        match value_of(self.bias.as_ref(), y.dtype())? {
             Some(bias) => Ok(y.broadcast_add(&bias.to_dtype(y.dtype())?)?),
             None => Ok(y),
         }
@@ -134,7 +137,7 @@ impl Fp8Module for ParallelLinear {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.layer(&self.inner);
         if let Some(bias) = &self.bias {
-            show(visitor, self.inner.path(), "bias", bias);
+            show(visitor, self.inner.path(), "bias", bias.tensor());
         }
     }
 }

@@ -31,7 +31,7 @@ pub(in crate::nn) fn check_dropout<P: Copy + Into<f64> + ToString>(
     match (0.0..1.0).contains(&probability.into()) {
         true => Ok(()),
         false => {
-            let expected = "a probability from 0 up to, but not, 1";
+            let expected = "a probability of at least 0 and below 1";
             Err(unfit(path, what, probability, expected))
         }
     }
