@@ -254,7 +254,7 @@ impl Run {
             );
             let mut record = StepRecord::new(*step, loss);
             record.lr = *lr;
-            record.grad_norm = report.grad_norm()?;
+            record.grad_norm = Some(report.grad_norm()?);
             record.ms = unread.marks.0.ms_until(&unread.marks.1)?;
             record.tokens = self.settings.batch * self.settings.model.context;
             steps.push(record);

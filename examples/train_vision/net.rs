@@ -6,6 +6,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use clap::ValueEnum;
 use fp8::Fp8Module;
+use fp8::nn::ops::max_pool2d;
 use fp8::nn::{self, BatchNorm, Conv2d, Conv2dConfig, Linear, ModuleT};
 use serde::Serialize;
 
@@ -80,7 +81,7 @@ impl Net {
                 {
                     x = norm.forward_t(&convolution.forward(&x)?, train)?.relu()?;
                     if i < 2 {
-                        x = x.max_pool2d(2)?;
+                        x = max_pool2d(&x, 2)?;
                     }
                 }
                 net.head.forward(&x.flatten_from(1)?)

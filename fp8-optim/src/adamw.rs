@@ -71,7 +71,8 @@ pub struct AdamWConfig {
     /// Which variables decay. Default: all.
     pub decay_scope: DecayScope,
     /// Gradients are multiplied by `min(1, max_grad_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm over all gradients of
-    /// all variables (the formula of `torch.nn.utils.clip_grad_norm_`). Default: no clipping.
+    /// all variables (the formula of `torch.nn.utils.clip_grad_norm_`). Default: no clipping. Where ranks hold parts of some variables, as in
+    /// tensor parallel layers, call [`Engine::with_parts`]: otherwise each rank clips by the norm of what it holds.
     pub max_grad_norm: Option<f64>,
     /// Whether the optimizer keeps a master copy of every variable of another dtype than [`AdamWConfig::master_dtype`], which it
     /// updates and then rounds into the variable: updates below half a unit in the variable's last place add up instead of being lost.

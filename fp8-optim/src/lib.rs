@@ -25,6 +25,7 @@
 //! | `state.rs`, `state_reader.rs`, `candle.rs` | [`ResumableOptimizer`]: what a training checkpoint needs of an optimizer; candle-nn's optimizers in a checkpoint |
 //! | `loss_scaler.rs`, `loss_scaler_config.rs`, `loss_scaled.rs`, `unscale.rs` | [`DynamicLossScaler`], its steps, [`LossScaled`] |
 //! | `exchange.rs`, `plain/sharded.rs` | optimizers of parameters in parts: what the ranks tell each other in a step |
+//! | `divided.rs`, `plain/parts.rs` | the same where some variables are in parts and the others whole |
 //! | `data_parallel/` | [`DataParallel`]: the mean of gradients over ranks |
 //! | `accumulator.rs`, `gradients.rs` | [`GradAccumulator`], [`check_gradients`], gradients that fit |
 //!
@@ -59,6 +60,7 @@ mod adamw;
 mod candle;
 mod counter;
 mod data_parallel;
+mod divided;
 mod engine;
 mod error;
 mod exchange;

@@ -1,5 +1,6 @@
 //! What the parameters of an optimizer share.
 
+use super::divided::Divided;
 use super::exchange::Exchange;
 use super::norm::SumOfSquares;
 use super::rounding::{RoundTo, ScaledCounts};
@@ -14,6 +15,8 @@ pub struct Shared {
     pub(super) sum: SumOfSquares,
     /// The other ranks, if each has a part of the parameters.
     pub(super) exchange: Option<Exchange>,
+    /// The other ranks, if they hold some parameters in parts and the others whole.
+    pub(super) divided: Option<Divided>,
     /// The rounding of scaled parameters, None for variables.
     pub(super) round: Option<RoundTo>,
     /// What happened to scaled parameters.

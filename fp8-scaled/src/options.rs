@@ -58,13 +58,15 @@ impl MatmulPrecision {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ScaledOptions {
-    /// How the factors of sums become powers of two.
+    /// How the factors of sums become powers of two. Stochastic rounding draws its random numbers by [`ScaledOptions::seed`].
     pub scale_rounding: Pow2Rounding,
     /// Which numbers are accepted as scales.
     pub check: ScaleCheck,
     /// The precision of products.
     pub matmul: MatmulPrecision,
-    /// Seed of stochastic scale rounding.
+    /// Seed of stochastic scale rounding. Each [`scaled_scope`] draws the numbers of its seed from the first one on, so scopes of the same seed
+    /// round alike. With a scope for each step, give each another seed, such as the number of the step (`with_seed(step)`): otherwise all
+    /// steps round the same way, which is a bias. A resumed run then repeats the numbers of its steps, too.
     pub seed: u64,
     /// Whether operations record a graph, without which no backward pass is possible. Default: true.
     pub gradients: bool,

@@ -65,8 +65,8 @@ pub struct StepRecord {
     pub loss: f64,
     /// The learning rate.
     pub lr: f64,
-    /// The norm of the gradients; Inf or NaN if the optimizer has skipped the step because of them.
-    pub grad_norm: f64,
+    /// The norm of the gradients; Inf or NaN if the optimizer has skipped the step because of them; None if it is not known.
+    pub grad_norm: Option<f64>,
     /// Its duration in milliseconds.
     pub ms: f64,
     /// Tokens of its batch.
@@ -80,7 +80,7 @@ impl StepRecord {
             step,
             loss,
             lr: f64::NAN,
-            grad_norm: f64::NAN,
+            grad_norm: None,
             ms: f64::NAN,
             tokens: 0,
         }

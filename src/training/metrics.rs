@@ -34,7 +34,9 @@ pub enum Line {
         train_loss: f64,
         /// The learning rate, if it is known.
         lr: Option<f64>,
-        /// The norm of the gradients; None if it was not finite, so the step was skipped.
+        /// The norm of the gradients, as [`any_number`] writes it: Inf or NaN if the step was skipped because of them. None, for which
+        /// nothing is written, if it is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none", with = "any_norm")]
         grad_norm: Option<f64>,
         /// Its duration in milliseconds, if it is known.
         step_ms: Option<f64>,
@@ -161,7 +163,7 @@ impl Metrics {
             step: record.step,
             train_loss: record.loss,
             lr: finite(record.lr),
-            grad_norm: finite(record.grad_norm),
+            grad_norm: record.grad_norm,
             step_ms: finite(record.ms),
         })
     }
@@ -238,15 +240,15 @@ impl Metrics {
         Some(since.iter().sum::<f64>() / since.len() as f64)
     }
 
-    /// Steps of a run that were skipped because a gradient was not finite.
+    /// Steps of a run that were skipped because a gradient was not finite. Steps whose norm is not known do not count.
     pub fn skipped_steps(&self, name: &str) -> usize {
         let skipped = |line: &&Line| {
             matches!(
                 line,
                 Line::Train {
-                    grad_norm: None,
+                    grad_norm: Some(norm),
                     ..
-                }
+                } if !norm.is_finite()
             )
         };
         self.of(name).filter(skipped).count()
@@ -267,4 +269,26 @@ impl Metrics {
 /// JSON has no Inf and no NaN.
 fn finite(number: f64) -> Option<f64> {
     Some(number).filter(|number| number.is_finite())
+}
+
+/// [`any_number`] for a norm that is there. Earlier versions wrote null for one that was not finite.
+mod any_norm {
+    use super::any_number;
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        norm: &Option<f64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match norm {
+            Some(norm) => any_number::serialize(norm, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<f64>, D::Error> {
+        any_number::deserialize(deserializer).map(Some)
+    }
 }

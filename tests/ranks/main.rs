@@ -16,5 +16,6 @@ mod sharded_codes;
 mod sharded_files;
 mod sharding;
 mod tensor_parallel;
+mod tensor_parallel_training;
 mod training;
 mod two_models;

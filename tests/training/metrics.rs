@@ -64,6 +64,52 @@ fn a_loss_of_null_is_nan() -> Outcome {
 }
 
 #[test]
+fn steps_of_a_norm_that_is_not_known_are_not_skipped_steps() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("metrics.jsonl");
+    // Earlier versions wrote null for a norm that was not finite.
+    let old =
+        r#"{"recipe":"run","step":1,"train_loss":2.0,"lr":null,"grad_norm":null,"step_ms":null}"#;
+    std::fs::write(&path, format!("{old}\n"))?;
+    let mut metrics = Metrics::open(dir.path(), |_| true)?;
+    assert_eq!(metrics.skipped_steps("run"), 1);
+    metrics.push_step("run", &StepRecord::new(2, 2.))?;
+    metrics.push_step("other", &StepRecord::new(2, 2.))?;
+    for (step, norm) in (3..).zip([0., 1.5, f64::NAN, f64::INFINITY]) {
+        let mut record = StepRecord::new(step, 2.);
+        record.grad_norm = Some(norm);
+        metrics.push_step("run", &record)?;
+    }
+    // Reading writes the file again.
+    let again = Metrics::open(dir.path(), |_| true)?;
+    for metrics in [&metrics, &again] {
+        assert_eq!(metrics.skipped_steps("run"), 3);
+        assert_eq!(metrics.skipped_steps("other"), 0);
+    }
+    let text = std::fs::read_to_string(&path)?;
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?;
+    let norms: Vec<_> = (lines.iter())
+        .map(|line| line.get("grad_norm").cloned())
+        .collect();
+    let named = |name: &str| Some(serde_json::Value::from(name));
+    let number = |norm: f64| Some(serde_json::Value::from(norm));
+    let expected = [
+        named("NaN"),
+        None,
+        None,
+        number(0.),
+        number(1.5),
+        named("NaN"),
+        named("Infinity"),
+    ];
+    assert_eq!(norms, expected);
+    Ok(())
+}
+
+#[test]
 fn losses_that_are_not_finite_are_gaps_in_the_drawing() -> Outcome {
     let drawing = |bad: Option<f64>| {
         let mut metrics = Metrics::in_memory();

@@ -264,10 +264,12 @@ struct Deposits(Mutex<HashMap<ThreadId, Gradients>>);
 
 impl Deposits {
     fn put(&self, gradients: Gradients) {
-        if gradients.iter().any(Option::is_some) {
-            let mut deposits = lock(&self.0);
-            deposits.insert(thread::current().id(), gradients);
-        }
+        let (mut deposits, here) = (lock(&self.0), thread::current().id());
+        match gradients.iter().any(Option::is_some) {
+            true => deposits.insert(here, gradients),
+            // What a pass that failed has left.
+            false => deposits.remove(&here),
+        };
     }
 
     fn take(&self, index: usize) -> Option<Tensor> {

@@ -56,12 +56,21 @@ impl Inbox {
         Ok(Tensor::full(count, 1, &Device::Cpu)?)
     }
 
-    /// The sum of the gradients that the link was told of. Any before them are those of a pass that has failed.
+    /// The sum of the gradients that the link was told of, which are the last ones. Those before them are of a pass around this one, as
+    /// recomputation begins passes of its own, or of one that has failed.
     pub(super) fn take(&self, told: &Tensor) -> Result<Tensor> {
         let count = told.to_vec1::<f32>()?.iter().sum::<f32>() as usize;
-        let all = lock(&self.gradients).remove(&thread::current().id());
-        let mut all = all.unwrap_or_default();
-        let mut last = all.drain(all.len().saturating_sub(count)..);
+        let here = thread::current().id();
+        let last = {
+            let mut gradients = lock(&self.gradients);
+            let mut all = gradients.remove(&here).unwrap_or_default();
+            let last = all.split_off(all.len().saturating_sub(count));
+            if !all.is_empty() {
+                gradients.insert(here, all);
+            }
+            last
+        };
+        let mut last = last.into_iter();
         let Some(first) = last.next() else {
             return Ok(Tensor::zeros(&self.shape, self.dtype, &Device::Cpu)?);
         };

@@ -9,5 +9,7 @@ mod gradients;
 mod isa;
 mod kept;
 mod linear;
+mod max_pool;
+mod nested;
 mod profile;
 mod wide;

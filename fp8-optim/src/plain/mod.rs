@@ -4,6 +4,7 @@ mod composed;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod optimizer;
+mod parts;
 mod sharded;
 mod variable;
 

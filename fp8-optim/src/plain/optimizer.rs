@@ -71,9 +71,10 @@ impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
     }
 
     fn agreed_non_finite(&self, own: usize) -> Result<usize> {
-        match &self.shared.exchange {
-            Some(exchange) => exchange.most(own),
-            None => Ok(own),
+        match (&self.shared.exchange, &self.shared.divided) {
+            (Some(exchange), _) => exchange.most(own),
+            (None, Some(divided)) => divided.most(own),
+            (None, None) => Ok(own),
         }
     }
 }
@@ -222,8 +223,8 @@ impl<R: Rule> Engine<R, Variable> {
     }
 
     fn apply_checked(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {
-        if self.shared.exchange.is_some() {
-            return self.apply_to_parts(grads, veto);
+        if let Some(squares) = self.agreed_squares(grads, &veto)? {
+            return self.apply_together(grads, veto, squares);
         }
         #[cfg(feature = "cuda")]
         if let Some(report) = self.step_on_device(grads, &veto)? {
@@ -261,21 +262,37 @@ impl<R: Rule> Engine<R, Variable> {
         Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
     }
 
-    /// [`Engine::apply_checked`] where each rank has parts of the parameters: the ranks take the step together.
-    fn apply_to_parts(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {
-        let updated = grads.iter().flatten().count();
-        self.shared.sum.clear();
-        for (slot, grad) in self.slots.iter().zip(grads) {
-            let len = slot.parameter.var.elem_count();
-            // The blocks of an accelerator's sums are not known here.
-            let grad = grad.as_ref().map(|grad| grad.to_device(&Device::Cpu));
-            self.shared.sum.add(len, grad.transpose()?.as_ref())?;
+    /// The sum of squares over the gradients of all ranks, if they decide about the step together.
+    fn agreed_squares(&mut self, grads: &[Option<Tensor>], veto: &CastVeto) -> Result<Option<f64>> {
+        if let Some(exchange) = &self.shared.exchange {
+            let sum = &mut self.shared.sum;
+            sum.clear();
+            for (slot, grad) in self.slots.iter().zip(grads) {
+                let len = slot.parameter.var.elem_count();
+                // The blocks of an accelerator's sums are not known here.
+                let grad = grad.as_ref().map(|grad| grad.to_device(&Device::Cpu));
+                sum.add(len, grad.transpose()?.as_ref())?;
+            }
+            let squares = exchange.sum_of_squares(sum.partials(), veto)?;
+            sum.clear();
+            return Ok(Some(squares));
         }
-        let squares = match &self.shared.exchange {
-            Some(exchange) => exchange.sum_of_squares(self.shared.sum.partials(), &veto)?,
-            None => self.shared.sum.total()?,
+        let Some(divided) = &self.shared.divided else {
+            return Ok(None);
         };
-        self.shared.sum.clear();
+        let slots = self.slots.iter();
+        let lens = slots.map(|slot| slot.parameter.var.elem_count());
+        Ok(Some(divided.sum_of_squares(lens, grads, veto)?))
+    }
+
+    /// [`Engine::apply_checked`] where the ranks take the step together, with the sum of squares over the gradients of all.
+    fn apply_together(
+        &mut self,
+        grads: &[Option<Tensor>],
+        veto: CastVeto,
+        squares: f64,
+    ) -> Result<StepReport> {
+        let updated = grads.iter().flatten().count();
         let grad_norm = squares.sqrt();
         let (step, clip) = match self.decide(grad_norm, updated, veto)? {
             Decision::Take { step, clip } => (step, clip),

@@ -363,8 +363,8 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
         /// Causal softmax of attention scores `[.., t, s]`: [`fp8_candle::ops::causal_softmax`].
         fn causal_softmax(softmax_scale: f64) = |x| ops::causal_softmax(x, softmax_scale)?;
 
-        /// The largest element of each square of `size` pixels of images `[b, c, h, w]`.
-        fn max_pool2d(size: usize) = |x| x.max_pool2d(size)?;
+        /// The largest element of each square of `size` pixels of images `[b, c, h, w]`: [`fp8_candle::ops::max_pool2d`].
+        fn max_pool2d(size: usize) = |x| ops::max_pool2d(x, size)?;
     }
 
     /// Casts the value on its way forward; nothing for plain tensors, whose recipe casts. See [`Scaled::cast_on_forward`].

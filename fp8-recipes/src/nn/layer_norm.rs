@@ -162,11 +162,15 @@ impl LayerNorm {
     fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
         let _span = self.entered();
         let gain = scaled(&self.weight, self.path(), "weight")?;
+        let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
         if self.remove_mean {
-            let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
             return Ok(x.layer_norm(&gain, bias.as_ref(), self.eps)?);
         }
-        Ok(x.rms_norm(&gain, self.eps)?)
+        let y = x.rms_norm(&gain, self.eps)?;
+        match &bias {
+            None => Ok(y),
+            Some(bias) => Ok(y.add(bias)?),
+        }
     }
 
     fn in_node(&self, x: &InNode) -> crate::Result<InNode> {

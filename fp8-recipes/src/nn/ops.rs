@@ -31,6 +31,8 @@ with_candles_result! {
     rope_i(xs: &Tensor, cos: &Tensor, sin: &Tensor);
     /// GELU in its tanh form, in one pass: [`fp8_candle::ops::gelu`].
     gelu(xs: &Tensor);
+    /// The largest element of each square of `size` pixels of images `[b, c, h, w]`: [`fp8_candle::ops::max_pool2d`].
+    max_pool2d(xs: &Tensor, size: usize);
     /// Attention of `[b, h, t, d]` without a matrix of scores in memory: [`fp8_candle::ops::attention`].
     attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions);
     /// Attention of `[b, t, h, d]`: [`fp8_candle::ops::attention_tokens_first`].

@@ -3,7 +3,7 @@
 use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Result, json_error};
-use crate::optim::{OptimizerState, ResumableOptimizer};
+use crate::optim::{LossScalerState, OptimizerState, ResumableOptimizer};
 use candle_core::{Device, Tensor};
 use fp8_files::SafetensorsFile;
 use fp8_scaled::files::{OPTIMIZER_PREFIX, StoredTree, TRAINING_KEY, stored, take};
@@ -55,10 +55,40 @@ struct TrainingEntry {
     training: TrainingState,
     optimizer: String,
     hyperparameters: Value,
+    // Files from before these were saved have neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loss_scaler: Option<LossScalerState>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    global_steps: Option<u64>,
 }
 
-/// Saves everything that training needs to continue: parameters with their scales, the state of the optimizer and `training`. The
-/// file at `path` is replaced atomically.
+impl TrainingEntry {
+    fn of(training: &TrainingState, state: &OptimizerState) -> Self {
+        Self {
+            training: training.clone(),
+            optimizer: state.kind().to_string(),
+            hyperparameters: state.hyperparameters_json().clone(),
+            loss_scaler: state.loss_scaler().copied(),
+            global_steps: state.global_steps(),
+        }
+    }
+
+    /// The state of the optimizer without its tensors, and that of the training.
+    fn into_states(self) -> Result<(OptimizerState, TrainingState)> {
+        let mut state =
+            OptimizerState::new(self.optimizer).with_hyperparameters(self.hyperparameters)?;
+        if let Some(scaler) = self.loss_scaler {
+            state = state.with_loss_scaler(scaler);
+        }
+        if let Some(steps) = self.global_steps {
+            state = state.with_global_steps(steps);
+        }
+        Ok((state, self.training))
+    }
+}
+
+/// Saves everything that training needs to continue: parameters with their scales, the state of the optimizer, with that of a loss scaler
+/// that drives it, and `training`. The file at `path` is replaced atomically.
 ///
 /// # Errors
 /// [`FilesError::Write`](crate::FilesError::Write); [`FilesError::NameClash`](crate::FilesError::NameClash) if the name of a
@@ -104,11 +134,7 @@ pub fn save_training<O: ResumableOptimizer + ?Sized>(
     for (name, tensor) in state.tensors() {
         tensors.insert(format!("{OPTIMIZER_PREFIX}{name}"), tensor.clone());
     }
-    let saved = TrainingEntry {
-        training: training.clone(),
-        optimizer: state.kind().to_string(),
-        hyperparameters: state.hyperparameters_json().clone(),
-    };
+    let saved = TrainingEntry::of(training, &state);
     let json = serde_json::to_string(&saved).map_err(|error| json_error(path, WHAT, error))?;
     metadata.insert(TRAINING_KEY.to_string(), json);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
@@ -162,10 +188,14 @@ pub fn resume_training<O: ResumableOptimizer + ?Sized>(
         Some(file.tensor(&name, &Device::Cpu).map(|tensor| (own, tensor)))
     });
     let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_, FilesError>>()?;
-    let state = OptimizerState::new(saved.optimizer)
-        .with_hyperparameters(saved.hyperparameters)?
-        .with_tensors(tensors);
-    optimizer.load_optimizer_state(&state)?;
+    let (state, training) = saved.into_states()?;
+    if state.loss_scaler().is_some() && !optimizer.scales_loss() {
+        tracing::warn!(
+            "{}: the checkpoint has a loss scaler, this run has none",
+            path.display()
+        );
+    }
+    optimizer.load_optimizer_state(&state.with_tensors(tensors))?;
     params.load_tree(&tree)?;
-    Ok(saved.training)
+    Ok(training)
 }

@@ -4,6 +4,7 @@ mod adamw;
 mod helpers;
 mod invariance;
 mod lora;
+mod norms;
 mod resume;
 mod sgd;
 mod var_map;

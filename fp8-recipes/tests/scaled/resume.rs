@@ -73,6 +73,68 @@ fn sgd_goes_on_bit_for_bit() {
     }
 }
 
+/// An optimizer with a loss scaler and a count of all steps, as the `Emulator` has them.
+struct Driven {
+    inner: LossScaled<ScaledSgd>,
+    steps: Option<u64>,
+}
+
+impl Driven {
+    fn new(map: &ScaledVarMap, steps: Option<u64>) -> Self {
+        let sgd = ScaledSgd::new(map, SgdConfig::default()).unwrap();
+        let inner = LossScaled::new(sgd, DynamicLossScaler::default());
+        Self { inner, steps }
+    }
+}
+
+impl ResumableOptimizer for Driven {
+    fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
+        let state = self.inner.optimizer_state()?;
+        Ok(match self.steps {
+            Some(steps) => state.with_global_steps(steps),
+            None => state,
+        })
+    }
+
+    fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
+        self.inner.load_optimizer_state(state)?;
+        self.steps = state.global_steps();
+        Ok(())
+    }
+
+    fn scales_loss(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_loss_scaler_and_the_count_of_all_steps_are_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let map = map(&vars(DType::F16));
+    let mut driven = Driven::new(&map, Some(7));
+    for overflow in [true, true, false] {
+        driven.inner.scaler.update(overflow);
+    }
+    save_training(&path, &map, &driven, &TrainingState::new(3)).unwrap();
+    let mut back = Driven::new(&map, None);
+    assert_ne!(back.inner.scaler, driven.inner.scaler);
+    resume_training(&path, &map, &mut back).unwrap();
+    assert_eq!(back.inner.scaler, driven.inner.scaler);
+    assert_eq!(back.inner.scaler.loss_scale(), 16384.);
+    assert_eq!(back.steps, Some(7));
+
+    // An optimizer alone reads the file too. Its own file has neither entry, as those of earlier versions, and leaves the scaler as it is.
+    let sgd = &mut driven.inner.optimizer;
+    resume_training(&path, &map, sgd).unwrap();
+    save_training(&path, &map, sgd, &TrainingState::new(4)).unwrap();
+    let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
+    assert!(!text.contains("loss_scaler") && !text.contains("global_steps"));
+    assert_eq!(resume_training(&path, &map, &mut back).unwrap().step, 4);
+    assert_eq!(back.inner.scaler.loss_scale(), 16384.);
+    assert_eq!(back.steps, None);
+}
+
 #[test]
 fn states_that_do_not_fit_are_refused_and_change_nothing() {
     let vars = vars(DType::F16);

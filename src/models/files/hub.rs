@@ -13,6 +13,15 @@ use std::path::{Path, PathBuf};
 const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
 
+/// Files of which one at least comes with every model that has a tokenizer.
+const TOKENIZERS: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
 /// A limit above the size of any index of weights.
 const MAX_INDEX: u64 = 64 << 20;
 
@@ -55,7 +64,8 @@ impl HubOptions {
 }
 
 /// Downloads what is needed to run the model `OWNER/NAME` (safetensors files, configuration, tokenizer) and returns its directory.
-/// Files in the cache are not downloaded again; if all are there, the network is not used.
+/// Files in the cache are not downloaded again; if all are there, the network is not used. A model that is complete except for a tokenizer,
+/// as other programs leave it that read only weights, is looked up on the hub, and taken as it is, with a warning, if that fails.
 ///
 /// # Errors
 /// [`HubError`].
@@ -67,9 +77,32 @@ impl HubOptions {
 /// # Ok::<(), hub::HubError>(())
 /// ```
 pub fn download(model: &str, options: &HubOptions) -> Result<PathBuf, HubError> {
-    if let Some(dir) = cached(model, options)? {
+    download_by(model, options, || ask(model, options))
+}
+
+/// [`download`], where `ask` asks the hub.
+fn download_by(
+    model: &str,
+    options: &HubOptions,
+    ask: impl FnOnce() -> Result<PathBuf, HubError>,
+) -> Result<PathBuf, HubError> {
+    let Some(dir) = cached(model, options)? else {
+        return ask();
+    };
+    if TOKENIZERS.iter().any(|name| dir.join(name).is_file()) {
         return Ok(dir);
     }
+    Ok(ask().unwrap_or_else(|error| {
+        crate::warn(&format!(
+            "{error}: {} is used without a tokenizer",
+            dir.display()
+        ));
+        dir
+    }))
+}
+
+/// Asks the hub for the list of files and gets those that are not in the cache.
+fn ask(model: &str, options: &HubOptions) -> Result<PathBuf, HubError> {
     let cache = cache(options)?;
     let builder = ApiBuilder::from_cache(cache.clone()).with_progress(options.progress);
     let api = builder.build().map_err(failed(model, "anything"))?;

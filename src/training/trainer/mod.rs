@@ -328,7 +328,7 @@ impl<M: Fp8Module, T: Objective<M>> Learner for Trainer<M, T> {
                 step: unread.step,
                 loss,
                 lr: unread.lr,
-                grad_norm: unread.report.grad_norm()?,
+                grad_norm: Some(unread.report.grad_norm()?),
                 ms: match self.device.is_cpu() {
                     true => unread.ms,
                     false => mean,

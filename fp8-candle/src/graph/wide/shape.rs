@@ -66,7 +66,11 @@ impl WideNode {
                 None => Tensor::zeros(dims.as_slice(), dtype, &device),
             });
             let grads = grads.collect::<candle_core::Result<Vec<_>>>()?;
-            sweep.add(Some(id), Tensor::cat(&grads, dim)?)
+            match &grads[..] {
+                // candle gives it back as it is.
+                [grad] => sweep.add_shared(Some(id), grad),
+                grads => sweep.add(Some(id), Tensor::cat(grads, dim)?),
+            }
         };
         self.steps.push(super::Step {
             outputs,

@@ -112,6 +112,10 @@ pub(super) fn check_cache(
             let expected = "f32, bf16 or f16, f64 as q, or u8 for codes";
             return Err(dtype_error(OP, what, expected, tensor.dtype()));
         }
+        if head_dim > 1 && tensor.stride()[3] != 1 {
+            let expected = "features of a token next to each other: make it contiguous";
+            return Err(shape_error(OP, what, expected, tensor.dims()));
+        }
         if let CachedTokens::Fp8 { dequant_scales, .. } = part
             && dequant_scales.len() != kv_heads
         {

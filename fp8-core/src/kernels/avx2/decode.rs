@@ -26,7 +26,10 @@ pub(in super::super) fn block<const E5M2: bool>(
             let halves = _mm256_and_si256(shifted, _mm256_set1_epi16(!0x4000));
             let magnitude = _mm256_slli_epi16::<9>(words);
             let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7F << 9));
-            _mm256_or_si256(halves, nan)
+            // The NaN of all levels, with the sign of the code.
+            let nan = _mm256_srli_epi16::<1>(nan);
+            let quiet = _mm256_and_si256(nan, _mm256_set1_epi16(0x7E00));
+            _mm256_or_si256(_mm256_andnot_si256(nan, halves), quiet)
         };
         let mut low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
         let mut high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));

@@ -14,7 +14,8 @@ use fp8_ranks::{DeviceMesh, ProcessGroup};
 ///
 /// Each rank gets x with its part of the contracted dimensions, divided as in the kernel, and returns y with its part of the features. The
 /// tokens, which are the other dimensions of x, may be divided too. As in [`ParallelLinear`](super::ParallelLinear), casts have the scales of
-/// the whole tensors, and gradients of kernel and bias are those of this rank's tokens.
+/// the whole tensors, gradients of kernel and bias are those of this rank's tokens, and optimizers need
+/// [`with_parts`](crate::optim::Engine::with_parts) to clip and skip steps on all ranks alike.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor, Var};

@@ -27,7 +27,15 @@ use fp8_scaled::Parameter;
 /// | contracted and batch, the same | has some input features, and some of the tokens | the weight is gathered | its gradient is averaged and scattered |
 ///
 /// Gradients of weight and bias are those of this rank's tokens: [`DataParallel`](crate::optim::DataParallel) averages them over the axis of
-/// the batch. Delayed scaling needs the guard's group to be all ranks of the mesh.
+/// the batch. The weight of the last row is an exception: its gradient is averaged already, and ranks of the axis of the batch hold different
+/// columns under one name, which `DataParallel` would overwrite and mix. Keep such weights in a `VarMap` of their own, and give `DataParallel`
+/// the one with all other variables, the bias of that layer among them; the optimizer gets the variables of both.
+///
+/// An optimizer knows the parts of its rank only. Call [`with_parts`](crate::optim::Engine::with_parts) with the axis that divides weights:
+/// otherwise `max_grad_norm` clips by another norm on each rank, and a gradient or cast that is not finite on one rank makes only that rank skip
+/// the step, so variables that ranks hold whole (the bias of a row parallel layer, norms, a head) drift apart without an error.
+///
+/// Delayed scaling needs the guard's group to be all ranks of the mesh.
 #[derive(Debug, Clone)]
 pub struct ParallelLinear {
     /// Without the bias where results are added.
@@ -143,7 +151,8 @@ impl Fp8Module for ParallelLinear {
 }
 
 /// A layer with a bias whose output features are divided over `axis`: x is whole on each rank, y in parts. `vb` holds this rank's
-/// part; a new one begins like a part of [`linear`](crate::nn::linear()).
+/// part; a new one begins like a part of [`linear`](crate::nn::linear()). Optimizers need
+/// [`with_parts`](crate::optim::Engine::with_parts): here `is_part` holds for weight and bias.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -191,7 +200,8 @@ pub fn column_parallel_linear(
 }
 
 /// A layer with a bias whose input features are divided over `axis`: x is in parts, y whole on each rank. `vb` holds this rank's
-/// part of the weight, and the bias, which begins at 0: it must be the same on all ranks.
+/// part of the weight, and the bias, which begins at 0: it must be the same on all ranks. For it to stay the same, optimizers need
+/// [`with_parts`](crate::optim::Engine::with_parts), where `is_part` holds for the weight alone.
 ///
 /// # Errors
 /// As [`column_parallel_linear`].

@@ -30,12 +30,53 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
 
 #[test]
 fn a_whole_model_in_the_cache_is_found_without_a_network() -> Outcome {
-    let (dir, options) = cache_of(&[("config.json", "{}"), ("model.safetensors", "")])?;
+    let (dir, options) = cache_of(&[
+        ("config.json", "{}"),
+        ("model.safetensors", ""),
+        ("tokenizer.json", "{}"),
+    ])?;
     let expected = dir.path().join("models--owner--name/snapshots/abc");
     assert_eq!(download("owner/name", &options)?, expected);
     assert_eq!(cached("owner/other", &options)?, None);
     let other = options.with_revision("v2");
     assert_eq!(cached("owner/name", &other)?, None);
+    Ok(())
+}
+
+#[test]
+fn the_hub_is_asked_for_a_tokenizer_that_is_missing() -> Outcome {
+    let files = [
+        ("config.json", "{}"),
+        ("model.safetensors", ""),
+        ("tokenizer.json", "{}"),
+    ];
+    for name in TOKENIZERS {
+        let (_dir, options) = cache_of(&[files[0], files[1], (name, "")])?;
+        let found = download_by("owner/name", &options, || panic!("{name} is there"))?;
+        assert_eq!(Some(found), cached("owner/name", &options)?);
+    }
+    for revision in ["main", "def"] {
+        let (dir, options) = cache_of(&files[..2])?;
+        let model = dir.path().join("models--owner--name");
+        // The commit of the hub: the one of which the cache has all files but the tokenizer.
+        fs::rename(model.join("snapshots/abc"), model.join("snapshots/def"))?;
+        fs::write(model.join("refs/main"), "def")?;
+        fs::write(model.join("refs/def"), "def")?;
+        let options = options.with_revision(revision);
+        let expected = model.join("snapshots/def");
+        // Without a network, the rest is used.
+        let ask = |count| {
+            let fetched = || fetch_some(&options, &files, count);
+            download_by("owner/name", &options, fetched)
+        };
+        assert_eq!(ask(0)?, expected);
+        assert!(!expected.join("tokenizer.json").exists());
+        // Only the tokenizer is downloaded, and then the hub is asked no more.
+        assert_eq!(ask(1)?, expected);
+        assert!(expected.join("tokenizer.json").is_file());
+        let found = download_by("owner/name", &options, || panic!("it is whole"))?;
+        assert_eq!(found, expected);
+    }
     Ok(())
 }
 

@@ -168,7 +168,10 @@ fn memory_that_is_not_there_is_an_error() {
     for len in [usize::MAX / 8, usize::MAX] {
         let error = reserve("fold", len).unwrap_err();
         assert!(matches!(error, Error::HostMemory { .. }), "{error}");
-        assert!(error.to_string().contains("fold: no "), "{error}");
+        assert!(
+            error.to_string().contains("fold: cannot allocate "),
+            "{error}"
+        );
     }
     reserve("fold", 1 << 20).unwrap();
 }

@@ -1,0 +1,72 @@
+//! The largest pixels of windows, and their gradients.
+
+use candle_core::{DType, Device, Tensor, Var};
+use fp8_candle::Result;
+use fp8_candle::ops::max_pool2d;
+use fp8_test_support::{flat64, wave_f32};
+
+/// The definition: the gradient of each window goes to the first of its largest elements.
+fn gradient(x: &[f64], dims: [usize; 4], size: usize, grad: &[f64]) -> Vec<f64> {
+    let [batch, channels, height, width] = dims;
+    let (rows, cols) = (height / size, width / size);
+    let mut result = vec![0.; x.len()];
+    for image in 0..batch * channels {
+        for row in 0..rows {
+            for col in 0..cols {
+                let places = (0..size * size).map(|i| {
+                    let (r, c) = (row * size + i / size, col * size + i % size);
+                    (image * height + r) * width + c
+                });
+                let first =
+                    |best: usize, place: usize| if x[place] > x[best] { place } else { best };
+                let best = places.reduce(first).unwrap();
+                result[best] += grad[(image * rows + row) * cols + col];
+            }
+        }
+    }
+    result
+}
+
+#[test]
+fn the_gradient_goes_to_the_largest() -> Result<()> {
+    for (dims, size) in [
+        ([2, 3, 4, 6], 2),
+        ([1, 2, 7, 5], 2),
+        ([1, 1, 9, 8], 3),
+        ([2, 1, 3, 3], 1),
+        ([1, 1, 5, 5], 5),
+    ] {
+        for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+            // Rounded, so that some are equal.
+            let x = (wave_f32(&dims, 1) * 3.)?.round()?.to_dtype(dtype)?;
+            let x = Var::from_tensor(&x)?;
+            let y = max_pool2d(&x, size)?;
+            assert_eq!(y.dtype(), dtype);
+            let plain = x.as_detached_tensor().max_pool2d(size)?;
+            assert_eq!((y.dims(), flat64(&y)), (plain.dims(), flat64(&plain)));
+            let factor = (wave_f32(y.dims(), 2) * 8.)?.round()?.to_dtype(dtype)?;
+            let loss = (y * &factor)?.sum_all()?;
+            let expected = gradient(&flat64(&x), dims, size, &flat64(&factor));
+            for grads in [loss.backward()?, fp8_candle::wide::backward(&loss)?] {
+                let got = flat64(grads.get(&x).unwrap());
+                assert_eq!(got, expected, "{dims:?} {size} {dtype:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn images_that_do_not_fit_are_errors() -> Result<()> {
+    let image = Tensor::zeros((1, 1, 3, 4), DType::F32, &Device::Cpu)?;
+    for size in [0, 4] {
+        let error = max_pool2d(&image, size).unwrap_err().to_string();
+        assert!(
+            error.contains("max_pool2d") && error.contains("[1, 1, 3, 4]"),
+            "{error}"
+        );
+    }
+    assert!(max_pool2d(&image.squeeze(0)?, 2).is_err());
+    assert!(max_pool2d(&image.to_dtype(DType::U8)?, 2).is_err());
+    Ok(())
+}
