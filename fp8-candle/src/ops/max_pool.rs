@@ -20,7 +20,7 @@ const OP: &str = "max_pool2d";
 /// If `x` has other dimensions, or `size` is 0 or larger than the image.
 ///
 /// ```
-/// use candle_core::{Device, Tensor, Var};
+/// use candle_core::{Device, Var};
 /// let image = Var::new(&[[[[1f32, 4., 2., 0.], [3., 4., 5., 1.]]]], &Device::Cpu)?;
 /// let y = fp8_candle::ops::max_pool2d(&image, 2)?;
 /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [4., 5.]);

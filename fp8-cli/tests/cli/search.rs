@@ -53,7 +53,9 @@ fn searched_files_have_the_form_of_plain_ones() {
         let config = |dir: &str| std::fs::read_to_string(format!("{dir}/config.json")).unwrap();
         assert_eq!(config(&plain), config(&searched));
         // All 14 layers have other codes, and with MXFP8 norms have other weights; nothing else has changed.
-        let retuned = errors.split_once("smaller rounding errors in ").map(|(_, rest)| rest);
+        let retuned = errors
+            .split_once("smaller rounding errors in ")
+            .map(|(_, rest)| rest);
         let retuned = retuned.and_then(|rest| rest.split_once(" norms"));
         let retuned = retuned.map_or(0, |(count, _)| count.parse().unwrap());
         assert_eq!(retuned > 0, scheme == "mxfp8", "{errors}");
