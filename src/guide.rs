@@ -97,6 +97,67 @@ mod tests {
         assert_eq!(rows, Fault::ALL.len());
     }
 
+    /// The rows of a page's table whose first cells are names in backticks, and the cells after them.
+    fn rows(page: &'static str) -> Vec<(&'static str, Vec<&'static str>)> {
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        let row = |line: &'static str| {
+            let (name, rest) = line.split_once("` | ")?;
+            Some((name, rest.split(" | ").collect()))
+        };
+        rows.filter_map(row).collect()
+    }
+
+    #[test]
+    fn tables_of_recipes_have_every_recipe_and_its_formats() {
+        use crate::{Fp8LinearConfig, RecipeName};
+        use fp8_core::Format;
+        let table = rows(README);
+        let names: Vec<RecipeName> = table
+            .iter()
+            .map(|(name, _)| name.parse().unwrap())
+            .collect();
+        for name in RecipeName::ALL {
+            let times = names.iter().filter(|known| **known == name).count();
+            assert_eq!(times, 1, "README has {times} rows for {name}");
+        }
+        // A cell begins with the format, or with `as` and a recipe whose cell does.
+        let format = |name: &str, column: usize| -> Format {
+            let cell = |name: &str| {
+                let row = table.iter().find(|(known, _)| *known == name);
+                row.unwrap().1[column]
+            };
+            let own = cell(name);
+            let other = own.strip_prefix("as `").map(|rest| rest.split('`').next());
+            let text = other.map_or(own, |other| cell(other.unwrap()));
+            text[..4].parse().unwrap()
+        };
+        // The page on choosing has those for training, first those whose gradients are E5M2.
+        let choosing = rows(include_str!("../docs/guide/choosing.md"));
+        let emulated = [RecipeName::Direct, RecipeName::Hybrid];
+        assert_eq!(choosing.len() + emulated.len(), RecipeName::ALL.len());
+        for name in RecipeName::ALL {
+            let config = Fp8LinearConfig::from_recipe_name(name).resolve().unwrap();
+            for (column, casts) in [
+                (0, [config.input, config.weight]),
+                (1, [config.grad_output; 2]),
+            ] {
+                for cast in casts {
+                    let expected = Some(format(name.as_str(), column));
+                    assert_eq!(cast.format, expected, "{name}, column {column}");
+                }
+            }
+            let place = choosing
+                .iter()
+                .position(|(known, _)| *known == name.as_str());
+            assert_eq!(place.is_none(), emulated.contains(&name), "{name}");
+            if let Some(place) = place {
+                let is_e5m2 = config.grad_output.format == Some(Format::E5M2);
+                assert_eq!(is_e5m2, place < 3, "{name}");
+                assert_eq!(config.input.format, Some(Format::E4M3), "{name}");
+            }
+        }
+    }
+
     #[test]
     fn links_lead_to_pages_or_the_web() {
         for (name, page) in PAGES.iter().copied().chain([("README", README)]) {

@@ -109,6 +109,36 @@ fn last_step_aborted(group: &ProcessGroup) -> fp8::Result<()> {
     Ok(())
 }
 
+/// The guard of rank 1 is dropped with the error, while rank 0 waits in a collective that is none of amaxes.
+#[test]
+fn a_job_ends_soon_after_an_error_of_one_rank_in_a_guard() {
+    let ended = run(&mut mpirun(2, "failing_in_a_guard"), HANGS);
+    assert!(!ended.status.success(), "{}", ended.said);
+    let text = "rank 1 of 2 of group \"world\": the batch is damaged";
+    assert!(ended.said.contains(text), "{}", ended.said);
+}
+
+#[test]
+#[ignore = "run by a_job_ends_soon_after_an_error_of_one_rank_in_a_guard under mpirun"]
+fn failing_in_a_guard() {
+    // Longer than a rank may wait here.
+    let world = join(2 * HANGS);
+    let done = failing_step(world.group());
+    world.finish_with(done).expect("no end without an error");
+}
+
+fn failing_step(group: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+    let [a, _] = two();
+    let guard = open(group);
+    a.linear.forward(&tensor(5, &[5, 8]))?;
+    if group.rank() == 1 {
+        return Err("the batch is damaged".into());
+    }
+    group.barrier()?;
+    guard.close()?;
+    Ok(())
+}
+
 #[test]
 fn steps_that_all_ranks_abort_leave_no_trace() {
     let plain = threads::run(2, |group| all_ranks_abort(&group, false));

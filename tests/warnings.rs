@@ -4,16 +4,19 @@
 
 use candle_core::{DType, Device, Module, Var};
 use candle_nn::{VarBuilder, VarMap};
+use fp8::models::GenerationOptions;
 use fp8::nn::{LayerInputs, MultiheadAttention, TransformerConfig, multihead_attention};
 use fp8::optim::{AdamW, AdamWConfig, DynamicLossScaler};
+use fp8::ranks::{ShardedVarMap, threads};
 use fp8::training::{Metrics, trim_stats};
 use fp8::{
     AttentionProducts, Autocast, Fp8LinearConfig, KeptActivations, RecipeName, end_step,
-    fp8_autocast,
+    fp8_autocast, nn, prepare_fp8,
 };
-use fp8_test_support::{Layer, delayed, prepare, tensor, var};
-use std::sync::Mutex;
+use fp8_test_support::child::child;
+use fp8_test_support::{Layer, cpu_tensor, delayed, prepare, tensor, var};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber, field::Visit};
 
@@ -178,6 +181,53 @@ fn recomputed_weights_warn_once() {
     }
 }
 
+/// Codes of a weight in parts need one scale for all of it.
+#[test]
+fn weights_in_parts_that_travel_in_f32_warn_once() {
+    let said = || said("enable_fp8_all_gather: `fc.weight` travels in f32");
+    let step = |recipe: RecipeName| {
+        threads::run(2, |group| {
+            let map = ShardedVarMap::new(&group, &Device::Cpu);
+            let model = nn::linear(16, 8, map.var_builder().pp("fc")).unwrap();
+            prepare_fp8(&model, &Default::default()).unwrap();
+            let config = Fp8LinearConfig::from_recipe_name(recipe);
+            let config = config.with_enable_fp8_all_gather(true);
+            let autocast = Autocast::new(config).reduction_group(Arc::new(group.clone()));
+            let guard = fp8_autocast(autocast).unwrap();
+            let y = model.try_forward(&cpu_tensor(1, &[4, 16])).unwrap();
+            fp8::backward(&y.sqr().unwrap().mean_all().unwrap()).unwrap();
+            guard.close().unwrap();
+        });
+    };
+    assert_eq!(said(), 0);
+    step(RecipeName::Tensorwise);
+    assert_eq!(said(), 0);
+    for _ in 0..2 {
+        step(RecipeName::Rowwise);
+        assert_eq!(said(), 1);
+    }
+}
+
+/// A program that keeps no log sees warnings on stderr, those that are given once in a process once.
+#[test]
+fn warnings_reach_stderr_without_a_log() {
+    let output = child("nothing_is_cast_without_a_log").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let warnings = errors.lines().filter(|line| line.starts_with("warning: "));
+    let warnings: Vec<_> = warnings.collect();
+    assert_eq!(warnings.len(), 1, "{errors}");
+    assert!(warnings[0].contains("without any FP8"), "{errors}");
+}
+
+#[test]
+#[ignore = "run by warnings_reach_stderr_without_a_log in a child process"]
+fn nothing_is_cast_without_a_log() {
+    for _ in 0..2 {
+        fp8_autocast(delayed(4)).unwrap().close().unwrap();
+    }
+}
+
 #[test]
 fn a_guard_dropped_after_a_failure_warns_each_time() {
     let said = || said("was dropped after one of its layers has failed");
@@ -236,6 +286,34 @@ fn every_skipped_step_warns() {
         assert!(scaled(f64::NAN));
         assert_eq!(said(), (2, times));
     }
+}
+
+#[test]
+fn entries_of_a_generation_configuration_without_effect_are_named_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |name: &str, entries: &str| {
+        let folder = dir.path().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("generation_config.json"), entries).unwrap();
+        GenerationOptions::from_dir(&folder).unwrap();
+    };
+    let said = || said("without effect here");
+    read(
+        "none",
+        r#"{"do_sample": false, "min_p": 0.1, "suppress_tokens": []}"#,
+    );
+    assert_eq!(said(), 0);
+    for _ in 0..2 {
+        read(
+            "one",
+            r#"{"do_sample": true, "min_p": 0.1, "no_repeat_ngram_size": 3}"#,
+        );
+        assert_eq!(said(), 1);
+    }
+    assert_eq!(
+        crate::said("generation_config.json: min_p, no_repeat_ngram_size are without effect"),
+        1
+    );
 }
 
 /// A last line that a kill has cut short is no damage.

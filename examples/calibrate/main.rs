@@ -7,7 +7,7 @@
 #[path = "../shared/end.rs"]
 pub mod end;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
 use clap::Parser;
 use end::end;
@@ -41,10 +41,10 @@ pub struct Args {
     #[arg(long, requires = "out")]
     overwrite: bool,
     /// compressed-tensors, fp8-blocks, autofp8 or modelopt
-    #[arg(long, value_name = "SPELLING", default_value_t = Spelling::CompressedTensors)]
+    #[arg(long, value_name = "SPELLING", default_value_t = Spelling::CompressedTensors, requires = "recipe")]
     to: Spelling,
     /// Scale inputs of the written model by powers of two where the recipe does
-    #[arg(long)]
+    #[arg(long, requires = "recipe")]
     power_of_two_inputs: bool,
     /// Leave inputs in high precision when the written model runs
     #[arg(long)]
@@ -69,11 +69,12 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outputs = BTreeMap::new();
     let served = match (&args.recipe, &args.out) {
         (Some(recipe), Some(out)) => {
-            ensure!(
-                args.overwrite || !out.join("model.safetensors").exists(),
-                "{} holds a model: replace it by --overwrite, or name another folder with --out",
-                out.display()
-            );
+            if let (Some(found), false) = (file_of_a_model(out), args.overwrite) {
+                bail!(
+                    "{} holds a model ({found}): replace it by --overwrite, or name another folder with --out",
+                    out.display()
+                );
+            }
             let model = open(&args.model, &ModelOptions::new())?;
             let calibrated = export(args, recipe, out, &model, ids)?;
             outputs.insert("calibrated".to_string(), calibrated);
@@ -92,6 +93,18 @@ pub fn run(args: &Args) -> Result<()> {
         atomic::write_safetensors_atomic(path, &outputs, None)?;
     }
     Ok(())
+}
+
+/// The first file in a folder that is of a model: a part of another one would be mixed with what is written.
+fn file_of_a_model(dir: &Path) -> Option<String> {
+    let is_of_one = |name: &str| {
+        let ends = [".safetensors", ".safetensors.index.json"];
+        name == "config.json" || ends.iter().any(|end| name.ends_with(end))
+    };
+    // What is no folder, or cannot be read, fails when files are written.
+    let names = (std::fs::read_dir(dir).into_iter().flatten())
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| is_of_one(name)).min()
 }
 
 /// Calibrates and writes the model; returns the outputs of the calibrated model in memory.

@@ -95,11 +95,13 @@ fn run(args: &Args) -> Result<()> {
             rate.median, rate.min, rate.max
         );
     }
-    let after = clients::cancelled(&server, &generation, &args.prompt, most)?;
-    println!(
-        "a cancelled request of {most} ended after {:.0} ms",
-        after.as_secs_f64() * 1e3
-    );
+    match clients::cancelled(&server, &generation, &args.prompt, most)? {
+        Some(after) => println!(
+            "a cancelled request of {most} ended after {:.0} ms",
+            after.as_secs_f64() * 1e3
+        ),
+        None => println!("no request was left to cancel: give more --tokens"),
+    }
     server.drain();
     Ok(())
 }

@@ -5,6 +5,7 @@ use anyhow::Result;
 use fp8::StatsReport;
 use fp8::training::{Events, Progress, StepRecord, Stop, append_stats};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 pub struct Watch<'a> {
     bar: ProgressBar,
     look: Look<'a>,
-    /// The first error of writing statistics, which the runs end with.
+    /// The first error of writing lines or statistics, which the runs end with.
     failed: Result<()>,
     stop: Stop,
     /// The first request of the system to stop.
@@ -77,16 +78,29 @@ impl<'a> Watch<'a> {
         self.stop.clone()
     }
 
-    /// The request of the system that has stopped the runs.
-    pub fn request(&self) -> Option<Request> {
-        self.request.get().copied()
+    /// The first request of the system to stop, also where it comes later.
+    pub fn requests(&self) -> Arc<OnceLock<Request>> {
+        self.request.clone()
     }
 
-    /// Prints a line above the bar.
-    fn say(&self, text: &str) {
-        match self.bar.is_hidden() {
-            true => println!("{text}"),
-            false => self.bar.println(text),
+    /// Prints a line above the bar. A reader that has closed the pipe, such as `head`, ends no run, and a full disk does.
+    fn say(&mut self, text: &str) {
+        if !self.bar.is_hidden() {
+            return self.bar.println(text);
+        }
+        let mut stdout = std::io::stdout().lock();
+        let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+        match written {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => self.fail(error.into()),
+            _ => {}
+        }
+    }
+
+    /// Keeps the first error, and stops the runs.
+    fn fail(&mut self, error: anyhow::Error) {
+        if self.failed.is_ok() {
+            self.failed = Err(error);
+            self.stop.request();
         }
     }
 
@@ -143,9 +157,8 @@ impl Events for Watch<'_> {
         let (step, name) = (progress.step, self.name(progress));
         self.say(&format!("step {step}  {name}\n{stats}"));
         let written = append_stats(&self.look.stats, progress.name, step, stats);
-        if let (Err(error), Ok(())) = (written, &self.failed) {
-            self.failed = Err(error.into());
-            self.stop.request();
+        if let Err(error) = written {
+            self.fail(error.into());
         }
     }
 }

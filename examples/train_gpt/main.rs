@@ -55,6 +55,7 @@ use gpt::GptConfig;
 use gpt::attention::Operands;
 use ranks::{Parallel, Ranks, Travel};
 use record::STATS;
+use requests::Request;
 use run::Run;
 use settings::{Kept, Moments, Settings, saved_settings};
 use std::collections::BTreeMap;
@@ -140,10 +141,15 @@ struct Args {
 
 fn main() -> ExitCode {
     fp8::keep_freed_memory();
-    end(job(&Args::parse()))
+    match job(&Args::parse()) {
+        // Whatever follows in a script has nothing to work on yet.
+        Ok(Some(request)) => ExitCode::from(request.code()),
+        done => end(done.map(drop)),
+    }
 }
 
-fn job(args: &Args) -> Result<()> {
+/// The request of the system that has stopped the runs, if one has.
+fn job(args: &Args) -> Result<Option<Request>> {
     let world = World::join(WorldOptions::default())?;
     let ranks = Ranks::new(world.group(), args.parallel, args.gradients);
     let done = ranks.and_then(|ranks| example(args, &ranks));
@@ -151,7 +157,7 @@ fn job(args: &Args) -> Result<()> {
     world.finish_with(done.map_err(|error| anyhow!(one_line(&error))))
 }
 
-fn example(args: &Args, ranks: &Ranks) -> Result<()> {
+fn example(args: &Args, ranks: &Ranks) -> Result<Option<Request>> {
     let device = args.flags.device.open()?;
     let mut settings = match &args.resume {
         Some(dir) => saved_settings(dir)?,
@@ -295,7 +301,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         false => Metrics::in_memory(),
     };
 
-    let finished = training::train_side_by_side(
+    let stopped = training::train_side_by_side(
         &mut runs,
         &settings,
         &data,
@@ -305,7 +311,7 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
         ranks,
     )?;
     if !ranks.leads() {
-        return Ok(());
+        return Ok(stopped);
     }
     if ranks.is_sharded() {
         for run in &mut runs {
@@ -318,18 +324,19 @@ fn example(args: &Args, ranks: &Ranks) -> Result<()> {
     for (run, profile) in profiles {
         println!("\nwhere a step's time went, {}:\n{profile}", run.name);
     }
-    if !finished {
+    if stopped.is_some() {
         println!("stopped; continue with --resume {}", dir.display());
-        return Ok(());
+        return Ok(stopped);
     }
     outcome::summarize(&runs, &settings, &data, &mut metrics, &dir, ranks)?;
     // The FP8 run to serve: `delayed` if there is one.
     let fp8 = runs.iter().filter(|run| run.recipe.is_some());
     let served = fp8.max_by_key(|run| run.name == "delayed");
     match served {
-        Some(run) => outcome::serve_fp8(run, &settings, &data, &dir, &device),
-        None => outcome::save_plain(&runs[0], &data, &dir),
+        Some(run) => outcome::serve_fp8(run, &settings, &data, &dir, &device)?,
+        None => outcome::save_plain(&runs[0], &data, &dir)?,
     }
+    Ok(None)
 }
 
 const SIZES: [&str; 5] = ["--hidden", "--layers", "--heads", "--context", "--vocab"];

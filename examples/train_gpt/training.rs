@@ -3,10 +3,11 @@
 use crate::data::{Batch, Data};
 use crate::ranks::Ranks;
 use crate::record::STATS;
+use crate::requests::Request;
 use crate::run::Run;
 use crate::settings::Settings;
 use crate::watch::{Look, Watch};
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, bail};
 use fp8::StatsReport;
 use fp8::training::{Ended, Learner, Metrics, StepRecord, TurnOptions, train};
 use std::path::Path;
@@ -63,7 +64,7 @@ impl Learner for Pupil<'_> {
     }
 }
 
-/// Trains every run to the end. Returns false after Ctrl-C.
+/// Trains every run to the end, or until the system asks to stop: that request.
 pub fn train_side_by_side(
     runs: &mut [Run],
     settings: &Settings,
@@ -72,7 +73,7 @@ pub fn train_side_by_side(
     dir: &Path,
     checkpoint_every: u64,
     ranks: &Ranks,
-) -> Result<bool> {
+) -> Result<Option<Request>> {
     let (batch, context) = (settings.batch, settings.model.context);
     let validation = data.validation_batches(VALIDATION_BATCHES, batch, context)?;
     let done = runs.iter().map(|run| run.step).sum();
@@ -87,7 +88,7 @@ pub fn train_side_by_side(
         judged: &judged,
         note: String::new,
     })?;
-    let stop = watch.stop();
+    let (stop, requests) = (watch.stop(), watch.requests());
     let validates = ranks.leads() || ranks.is_sharded();
     let mut pupils: Vec<Pupil<'_>> = runs
         .iter_mut()
@@ -104,5 +105,9 @@ pub fn train_side_by_side(
     let shown = watch.end();
     let ended = ended?;
     shown?;
-    Ok(ended == Ended::Finished)
+    match (ended, requests.get()) {
+        (Ended::Finished, _) => Ok(None),
+        (Ended::Stopped, Some(request)) => Ok(Some(*request)),
+        (Ended::Stopped, None) => bail!("stopped"),
+    }
 }

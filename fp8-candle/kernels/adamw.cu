@@ -7,6 +7,7 @@
 // Sums and updates have the same bits as on the CPU (fp8-optim): the same order of operations, each rounded separately. The
 // _rn intrinsics keep the compiler from fusing them.
 #include "adamw.cuh"
+#include <cfloat>
 
 // Running sums of a chunk: element i belongs to lane i % LANES.
 constexpr int LANES = 1024;
@@ -198,6 +199,14 @@ template <class T, class C> struct Arrays {
   float* master;
 };
 
+// A moment that has overflowed, as the square of a gradient of 2e19 does, keeps the largest number. In f64 none does: the norm of such
+// gradients is infinite.
+__device__ __forceinline__ float bounded(float x) {
+  x = x > FLT_MAX ? FLT_MAX : x;
+  return x < -FLT_MAX ? -FLT_MAX : x;
+}
+__device__ __forceinline__ double bounded(double x) { return x; }
+
 // N elements from `at` on, accessed N at a time, which they are aligned for.
 template <int N, class T, class C>
 __device__ __forceinline__ void update_pack(const Arrays<T, C>& a, uint32_t at, const Coefficients<C>& c) {
@@ -222,6 +231,7 @@ __device__ __forceinline__ void update_pack(const Arrays<T, C>& a, uint32_t at, 
 #pragma unroll
   for (int i = 0; i < N; i++) {
     theta[i] = step(c, theta[i], K::widen(grad.v[i]), m.v[i], v.v[i]);
+    m.v[i] = bounded(m.v[i]), v.v[i] = bounded(v.v[i]);
     var.v[i] = K::narrow(theta[i]);
   }
   if constexpr (K::HAS_MASTER) {

@@ -12,8 +12,8 @@ struct Largest {
 
 // Sixteen codes from sixteen values, each with its scale. NaN and, without saturation, overflow are rare, and only their codes need
 // more than the conversion.
-template <bool IS_E5M2>
-__device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&quant_scale)[16], Largest& largest, bool saturate) {
+template <bool IS_E5M2, bool DIVIDES = false>
+__device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&scale)[16], Largest& largest, bool saturate) {
   const uint32_t least_odd = least_odd_code<IS_E5M2>(saturate);
   uint32_t codes[4], odd = 0;
 #pragma unroll
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&qu
     float scaled[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      scaled[j] = __fmul_rn(v[4 * i + j], quant_scale[4 * i + j]);
+      scaled[j] = apply_scale<DIVIDES>(v[4 * i + j], scale[4 * i + j]);
       largest.number = fmaxf(largest.number, fabsf(v[4 * i + j]));
     }
     codes[i] = encode4<IS_E5M2>(scaled);
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint4 encode16(const float (&v)[16], const float (&qu
     for (int i = 0; i < 4; i++) {
       float scaled[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) scaled[j] = __fmul_rn(v[4 * i + j], quant_scale[4 * i + j]);
+      for (int j = 0; j < 4; j++) scaled[j] = apply_scale<DIVIDES>(v[4 * i + j], scale[4 * i + j]);
       codes[i] = corrected<IS_E5M2>(codes[i], v + 4 * i, scaled, saturate);
     }
 #pragma unroll
@@ -46,11 +46,11 @@ template <class T> __device__ __forceinline__ void to_f32(const Pack<T, 16>& pac
   for (int i = 0; i < 16; i++) v[i] = to_f32(pack.v[i]);
 }
 
-template <bool IS_E5M2, class T>
-__device__ __forceinline__ uint4 encode16(const Pack<T, 16>& pack, const float (&quant_scale)[16], Largest& largest, bool saturate) {
+template <bool IS_E5M2, bool DIVIDES = false, class T>
+__device__ __forceinline__ uint4 encode16(const Pack<T, 16>& pack, const float (&scale)[16], Largest& largest, bool saturate) {
   float v[16];
   to_f32(pack, v);
-  return encode16<IS_E5M2>(v, quant_scale, largest, saturate);
+  return encode16<IS_E5M2, DIVIDES>(v, scale, largest, saturate);
 }
 
 // Where a cast goes. `codes` is row-major, `transposed` [cols, rows], `amax` the bits of the largest magnitude, `sums`

@@ -17,10 +17,15 @@ enum Rounding : uint32_t {
   TOWARD_NEGATIVE = 5
 };
 
-// The bits of x * quant_scale; a NaN has the sign of x, whatever made it NaN.
-__device__ __forceinline__ uint32_t scaled_bits(float x, float quant_scale) {
-  const uint32_t magnitude = magnitude_bits(__fmul_rn(x, quant_scale));
-  const uint32_t flip = magnitude > 0x7F800000u ? 0u : __float_as_uint(quant_scale);
+// x times its quant_scale or, where a cast divides, x over its dequant_scale.
+template <bool DIVIDES> __device__ __forceinline__ float apply_scale(float x, float scale) {
+  return DIVIDES ? __fdiv_rn(x, scale) : __fmul_rn(x, scale);
+}
+
+// The bits of this product or quotient; a NaN has the sign of x, whatever made it NaN.
+__device__ __forceinline__ uint32_t scaled_bits(float x, float scale, bool divides) {
+  const uint32_t magnitude = magnitude_bits(divides ? apply_scale<true>(x, scale) : apply_scale<false>(x, scale));
+  const uint32_t flip = magnitude > 0x7F800000u ? 0u : __float_as_uint(scale);
   return magnitude | ((__float_as_uint(x) ^ flip) & 0x80000000u);
 }
 

@@ -1,4 +1,4 @@
-// From an amax to a quant_scale: the formulas of fp8-core's scaling.rs, in plain f32, rounded to nearest.
+// From an amax to its scales: the formulas of fp8-core's scaling.rs, in plain f32, rounded to nearest.
 #pragma once
 #include "common.cuh"
 
@@ -34,4 +34,27 @@ __device__ __forceinline__ float quant_scale_of(float amax, float max, uint32_t 
   }
   float scale = policy == DYNAMIC ? __fdiv_rn(max, amax) : finite_quotient(max, amax, 1.0f);
   return power_of_two ? floor_to_power_of_two(scale) : scale;
+}
+
+struct ScalePair {
+  float quant, dequant;
+};
+
+// Both scales of an amax. Engines make the dequant_scale first; otherwise it is the reciprocal of the other.
+__device__ __forceinline__ ScalePair scales_of(float amax, float max, uint32_t policy, float eps, bool power_of_two) {
+  if (policy == INFERENCE && !power_of_two) {
+    const float dequant = __fdiv_rn(amax < eps ? eps : amax, max);
+    return {__fdiv_rn(1.0f, dequant), dequant};
+  }
+  const float quant = quant_scale_of(amax, max, policy, eps, power_of_two);
+  return {quant, __fdiv_rn(1.0f, quant)};
+}
+
+// The one of them that a cast takes.
+template <bool DIVIDES>
+__device__ __forceinline__ float taken_scale(float amax, float max, uint32_t policy, float eps, bool power_of_two) {
+  if constexpr (DIVIDES)
+    return scales_of(amax, max, policy, eps, power_of_two).dequant;
+  else
+    return quant_scale_of(amax, max, policy, eps, power_of_two);
 }

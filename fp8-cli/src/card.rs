@@ -2,8 +2,10 @@
 
 use crate::eval::{logits, nll};
 use crate::model::{Source, known_classes};
+use crate::progress;
+use crate::requests::Request;
 use crate::texts::{self, Pieces};
-use crate::usage::Usage;
+use crate::usage::{Interrupted, Usage};
 use anyhow::{Result, bail};
 use candle_core::Tensor;
 use fp8::load::Checkpoint;
@@ -12,6 +14,17 @@ use fp8::rewrite::{CARD_FILE, Measure, ModelCard, Relation, WriteReport, hub_nam
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+
+/// The request of the system to stop, if one has come.
+pub type Asked<'a> = &'a dyn Fn() -> Option<Request>;
+
+/// Fails if the system has asked to stop.
+fn go_on(asked: Asked<'_>) -> Result<()> {
+    match asked() {
+        Some(request) => Err(Interrupted(request).into()),
+        None => Ok(()),
+    }
+}
 
 /// Options of the card.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, clap::Args)]
@@ -66,22 +79,28 @@ impl Card {
             .map_err(Into::into)
     }
 
-    /// Adds what `--eval` measures on `made` and on its `base`.
-    pub fn measure(&self, mut card: ModelCard, base: &Source, made: &Source) -> Result<ModelCard> {
+    /// Adds what `--eval` measures on `made` and on its `base`, unless the system has `asked` to stop.
+    pub fn measure(
+        &self,
+        mut card: ModelCard,
+        (base, made): (&Source, &Source),
+        asked: Asked<'_>,
+    ) -> Result<ModelCard> {
         if let Some(path) = &self.eval {
-            for measure in measured(path, base, made)? {
+            for measure in measured(path, base, made, asked)? {
                 card = card.with_measure(measure);
             }
         }
         Ok(card)
     }
 
-    /// Writes the card of a model in FP8 or, without a scheme, in high precision, and adds the file to the report.
+    /// Writes the card of a model in FP8 or, without a scheme, in high precision, and adds the file to the report. If the system asks to stop,
+    /// the model stays as it is, without a card.
     pub fn write(
         &self,
         card: ModelCard,
         scheme: Option<String>,
-        (base, made): (&Source, &Source),
+        models: (&Source, &Source),
         report: &mut WriteReport,
     ) -> Result<()> {
         // The head that a list of layers in high precision always has, which an encoder lacks.
@@ -102,7 +121,16 @@ impl Card {
                 .with_high_precision(&kept),
         };
         let card = card.with_fact("Size of the tensors", crate::output::size(report.bytes));
-        self.measure(card, base, made)?.write(&report.directory)?;
+        let card = self.measure(card, models, &progress::request);
+        let card = card.inspect_err(|error| {
+            if error.is::<Interrupted>() {
+                eprintln!(
+                    "stopped: {} is complete, but has no {CARD_FILE}",
+                    dir.display()
+                );
+            }
+        })?;
+        card.write(dir)?;
         report.files.push(CARD_FILE.to_string());
         report.files.sort();
         Ok(())
@@ -116,7 +144,8 @@ pub fn command() -> String {
         true => word,
         false => format!("'{}'", word.replace('\'', r"'\''")),
     };
-    let words = std::env::args().skip(1).map(quoted);
+    let words = std::env::args_os().skip(1);
+    let words = words.map(|word| quoted(word.to_string_lossy().into_owned()));
     std::iter::once("fp8".to_string())
         .chain(words)
         .collect::<Vec<_>>()
@@ -124,13 +153,14 @@ pub fn command() -> String {
 }
 
 /// Compares the base and the made model on a text.
-fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
+fn measured(path: &Path, base: &Source, made: &Source, asked: Asked<'_>) -> Result<Vec<Measure>> {
     let name = path.file_name().unwrap_or(path.as_os_str());
     let name = name.to_string_lossy();
     let tokenizer = made.tokenizer()?;
     match (base.load()?.0, made.load()?.0) {
         (Model::Llama(base), Model::Llama(made)) => {
-            let [before, after, cosine] = language_models(&tokenizer, path, &base, &made)?;
+            let models = (&base, &made);
+            let [before, after, cosine] = language_models(&tokenizer, path, models, asked)?;
             Ok(vec![
                 Measure::new(format!("Perplexity on {name}"), before, after),
                 Measure::new(
@@ -142,7 +172,8 @@ fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
         }
         (Model::Bert(before), Model::Bert(after)) => {
             let pooling = Pooling::of_dir(made.path())?;
-            let cosine = encoders(&tokenizer, path, (&before, &after), pooling)?;
+            let models = (&before, &after);
+            let cosine = encoders(&tokenizer, path, models, pooling, asked)?;
             Ok(vec![Measure::new(
                 format!("Mean cosine of the embeddings to the base's on the lines of {name}"),
                 None,
@@ -161,11 +192,12 @@ fn measured(path: &Path, base: &Source, made: &Source) -> Result<Vec<Measure>> {
 fn language_models(
     tokenizer: &Tokenizer,
     path: &Path,
-    base: &Llama,
-    made: &Llama,
+    (base, made): (&Llama, &Llama),
+    asked: Asked<'_>,
 ) -> Result<[f64; 3]> {
     let (mut sums, mut counted) = ([0f64; 3], 0);
     for piece in &Pieces::open(path, tokenizer, made, None, None)?.pieces {
+        go_on(asked)?;
         let (before, after) = (logits(base, piece)?, logits(made, piece)?);
         let vocabulary = made.vocab_size();
         let rows = before
@@ -212,9 +244,11 @@ fn encoders(
     path: &Path,
     (before, after): (&Bert, &Bert),
     pooling: Pooling,
+    asked: Asked<'_>,
 ) -> Result<f64> {
     let (mut sum, mut count) = (0., 0);
     for ids in texts::for_encoder(path, tokenizer, after)? {
+        go_on(asked)?;
         let ids = Tensor::from_slice(&ids, (1, ids.len()), after.device())?;
         let mask = ids.ones_like()?;
         let vector = |model: &Bert| -> Result<Vec<f32>> {

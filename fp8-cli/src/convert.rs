@@ -3,7 +3,7 @@
 use crate::output::{Target, print, print_json, separate, size};
 use crate::progress::{BYTES, Bar};
 use crate::source::{self, Opening};
-use crate::usage::Usage;
+use crate::usage::{Usage, first_given};
 use anyhow::Result;
 use fp8::models::gguf::{GgufOptions, GgufReport, GgufType, is_gguf, write_gguf};
 use fp8::rewrite::{self, Source, Spelling};
@@ -65,10 +65,10 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn respell(args: &Args, spelling: Spelling) -> Result<()> {
     let given = [
-        ("--type", args.tensor_type.is_some()),
-        ("--pre", args.pre.is_some()),
+        (args.tensor_type.is_some(), "--type"),
+        (args.pre.is_some(), "--pre"),
     ];
-    if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
+    if let Some(flag) = first_given(given) {
         return Err(Usage(format!("{flag} is for --to gguf")).into());
     }
     args.target.check([&*args.dir])?;
@@ -85,16 +85,18 @@ fn respell(args: &Args, spelling: Spelling) -> Result<()> {
 }
 
 fn to_gguf(args: &Args) -> Result<()> {
-    if args.power_of_two_inputs {
-        let flag = "--power-of-two-inputs";
-        return Err(Usage(format!(
-            "{flag} is for FP8, which a GGUF file does not hold"
-        ))
-        .into());
+    let powers = args.power_of_two_inputs;
+    let flag = first_given([(powers, "--power-of-two-inputs")]);
+    if let Some(flag) = flag.or_else(|| args.target.of_directories()) {
+        let text = format!("{flag} is for FP8 in a directory, and --to is gguf");
+        return Err(Usage(text).into());
     }
     separate(&args.target.out, [&*args.dir])?;
     let model: Box<dyn Source> = match is_gguf(&args.dir) {
-        true => source::open(&args.dir)?,
+        true => {
+            args.opening.check_gguf(&args.dir)?;
+            source::open(&args.dir)?
+        }
         false => Box::new(args.opening.open(&args.dir)?),
     };
     let mut options = GgufOptions::new(args.tensor_type.unwrap_or_default())
@@ -118,7 +120,7 @@ fn show(report: &GgufReport, as_json: bool) -> Result<()> {
     }
     if as_json {
         return print_json(&json!({
-            "file": report.path,
+            "file": report.path.to_string_lossy(),
             "architecture": report.architecture,
             "tensors": report.tensors,
             "not_in_blocks": report.not_in_blocks,

@@ -4,7 +4,7 @@ use crate::output::{print, print_json, table};
 use crate::progress::{BYTES, Bar};
 use crate::source;
 use anyhow::{Result, bail};
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use fp8::rewrite::Source;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -22,14 +22,41 @@ pub struct Args {
     json: bool,
 }
 
+/// Bytes that are compared at a time.
+const PIECE: usize = 1 << 20;
+
 /// Two tensors of one name.
 struct Row {
     name: String,
-    /// 20 log10 of the norm over the norm of the difference; infinite for equal tensors, NaN for different shapes.
-    sqnr: f64,
+    difference: Difference,
     /// Whether either of them is FP8.
     fp8: bool,
     shapes: [Vec<usize>; 2],
+}
+
+/// How two tensors differ.
+#[derive(Clone, Copy, PartialEq)]
+enum Difference {
+    /// Every value is the same, NaN at the same places included.
+    None,
+    Shapes,
+    /// They are of a dtype that has no numbers here, and not the same bytes.
+    Bytes,
+    /// A value that is not finite, by this name, which the other tensor lacks; in which of the two.
+    NotFinite(&'static str, &'static str),
+    /// 20 log10 of the norm of the first over the norm of the difference; minus infinity if the first is 0.
+    Sqnr(f64),
+}
+
+impl Difference {
+    /// How good the second tensor is, for differences of values.
+    fn rank(self) -> Option<(bool, f64)> {
+        match self {
+            Self::NotFinite(..) => Some((false, f64::NEG_INFINITY)),
+            Self::Sqnr(sqnr) => Some((true, sqnr)),
+            Self::None | Self::Shapes | Self::Bytes => None,
+        }
+    }
 }
 
 struct Report {
@@ -61,14 +88,25 @@ fn compare(a: &dyn Source, b: &dyn Source) -> Result<Report> {
             bail!("cancelled");
         }
         let shapes = [a, b].map(|source| source.shape(name).unwrap_or_default());
-        let sqnr = match shapes[0] == shapes[1] {
-            true => sqnr(&a.value(name, DType::F32)?, &b.value(name, DType::F32)?)?,
-            false => f64::NAN,
+        let raw = [a, b].map(|source| source.raw_dtype(name));
+        let difference = match shapes[0] == shapes[1] {
+            false => Difference::Shapes,
+            true if raw == [None, None] => {
+                let values = |source: &dyn Source| -> Result<Vec<f32>> {
+                    let value = source.value(name, DType::F32)?;
+                    Ok(value.flatten_all()?.to_vec1()?)
+                };
+                of_values(&values(a)?, &values(b)?)
+            }
+            true if raw[0] == raw[1] && same_bytes(a, b, name)? => Difference::None,
+            true => Difference::Bytes,
         };
+        let is_fp8 =
+            |source: &dyn Source| source.dtype(name).is_none() && source.raw_dtype(name).is_none();
         rows.push(Row {
             name: name.clone(),
-            sqnr,
-            fp8: a.dtype(name).is_none() || b.dtype(name).is_none(),
+            difference,
+            fp8: is_fp8(a) || is_fp8(b),
             shapes,
         });
         done += bytes(name);
@@ -76,28 +114,67 @@ fn compare(a: &dyn Source, b: &dyn Source) -> Result<Report> {
     Ok(Report { rows, only })
 }
 
-fn sqnr(a: &Tensor, b: &Tensor) -> Result<f64> {
-    let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
-    let (a, b) = (values(a)?, values(b)?);
-    let square = |x: f64| x * x;
-    let signal: f64 = a.iter().map(|a| square(f64::from(*a))).sum();
-    let pairs = a.iter().zip(&b);
-    let noise: f64 = pairs
-        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
-        .sum();
-    Ok(match noise == 0. {
-        true => f64::INFINITY,
-        false => 10. * (signal / noise).log10(),
-    })
+/// Whether a tensor that candle cannot hold is the same in both, which have it in one dtype and shape.
+fn same_bytes(a: &dyn Source, b: &dyn Source, name: &str) -> Result<bool> {
+    let Some(dtype) = a.raw_dtype(name) else {
+        return Ok(false);
+    };
+    let elements: usize = a.shape(name).unwrap_or_default().iter().product();
+    let all = elements * dtype.bitsize() / 8;
+    for first in (0..all).step_by(PIECE) {
+        let piece = first..all.min(first + PIECE);
+        if a.raw_bytes(name, piece.clone())? != b.raw_bytes(name, piece)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn of_values(a: &[f32], b: &[f32]) -> Difference {
+    let (mut signal, mut noise) = (0f64, 0f64);
+    // Whether NaN is among the values that differ, and in which of the tensors some of them are not finite.
+    let (mut has_nan, mut sides) = (false, [false; 2]);
+    for (&a, &b) in a.iter().zip(b) {
+        let (wide_a, wide_b) = (f64::from(a), f64::from(b));
+        if a.is_finite() {
+            signal += wide_a * wide_a;
+        }
+        if a == b || (a.is_nan() && b.is_nan()) {
+            continue;
+        }
+        if a.is_finite() && b.is_finite() {
+            noise += (wide_a - wide_b) * (wide_a - wide_b);
+            continue;
+        }
+        has_nan |= a.is_nan() || b.is_nan();
+        sides = [sides[0] || !a.is_finite(), sides[1] || !b.is_finite()];
+    }
+    let side = match sides {
+        [false, false] if noise == 0. => return Difference::None,
+        [false, false] => return Difference::Sqnr(10. * (signal / noise).log10()),
+        [true, false] => "the first",
+        [false, true] => "the second",
+        [true, true] => "both",
+    };
+    let name = match has_nan {
+        true => "NaN",
+        false => "Inf",
+    };
+    Difference::NotFinite(name, side)
 }
 
 fn as_json(report: &Report) -> Value {
     let rows = report.rows.iter().map(|row| {
+        let sqnr = match row.difference {
+            Difference::Sqnr(sqnr) => Some(sqnr).filter(|sqnr| sqnr.is_finite()),
+            _ => None,
+        };
         json!({
             "name": row.name,
             "fp8": row.fp8,
-            "equal": row.sqnr == f64::INFINITY,
-            "sqnr_db": row.sqnr.is_finite().then_some(row.sqnr),
+            "equal": row.difference == Difference::None,
+            "sqnr_db": sqnr,
+            "verdict": verdict(row),
             "shapes": row.shapes,
         })
     });
@@ -110,7 +187,7 @@ fn as_json(report: &Report) -> Value {
 
 fn as_text(report: &Report, args: &Args) -> Result<String> {
     let mut text = String::new();
-    let equal = |row: &&Row| row.sqnr == f64::INFINITY;
+    let equal = |row: &&Row| row.difference == Difference::None;
     // Equal tensors in high precision would only fill the screen.
     let shown = report.rows.iter().filter(|row| row.fp8 || !equal(row));
     let cells: Vec<Vec<String>> = shown
@@ -120,8 +197,9 @@ fn as_text(report: &Report, args: &Args) -> Result<String> {
         text += &table(&["tensor", "SQNR in dB"], 1, &cells);
         text += "\n";
     }
-    let finite = report.rows.iter().filter(|row| row.sqnr.is_finite());
-    let worst = finite.min_by(|a, b| a.sqnr.total_cmp(&b.sqnr));
+    let ranked = report.rows.iter();
+    let ranked = ranked.filter_map(|row| Some((row, row.difference.rank()?)));
+    let worst = ranked.min_by(|(_, a), (_, b)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let equal = report.rows.iter().filter(equal).count();
     write!(
         text,
@@ -129,7 +207,8 @@ fn as_text(report: &Report, args: &Args) -> Result<String> {
         report.rows.len()
     )?;
     match worst {
-        Some(row) => writeln!(text, "; worst {} at {:.2} dB", row.name, row.sqnr)?,
+        Some((row, (true, sqnr))) => writeln!(text, "; worst {} at {sqnr:.2} dB", row.name)?,
+        Some((row, _)) => writeln!(text, "; worst {}: {}", row.name, verdict(row))?,
         None => writeln!(text)?,
     }
     for (names, path) in report.only.iter().zip([&args.a, &args.b]) {
@@ -141,9 +220,11 @@ fn as_text(report: &Report, args: &Args) -> Result<String> {
 }
 
 fn verdict(row: &Row) -> String {
-    match row.sqnr {
-        sqnr if sqnr.is_nan() => format!("shapes {:?} and {:?}", row.shapes[0], row.shapes[1]),
-        f64::INFINITY => "equal".into(),
-        sqnr => format!("{sqnr:.2}"),
+    match row.difference {
+        Difference::None => "equal".into(),
+        Difference::Shapes => format!("shapes {:?} and {:?}", row.shapes[0], row.shapes[1]),
+        Difference::Bytes => "different".into(),
+        Difference::NotFinite(name, side) => format!("{name} in {side}"),
+        Difference::Sqnr(sqnr) => format!("{sqnr:.2}"),
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::model::Source;
 use crate::output::print;
-use crate::source::MAX_TEXT;
+use crate::texts;
 use anyhow::{Context, Result, bail};
 use candle_core::Tensor;
 use fp8::models::{Bert, Model, Pooling, Tokenizer};
-use fp8::read::{MAX_CONFIG, read_text, read_text_if_present};
+use fp8::read::{MAX_CONFIG, read_text_if_present};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
     let texts = match &args.data {
         None => args.texts.clone(),
         Some(path) => {
-            let text = read_text(path, MAX_TEXT)?;
+            let text = texts::read(path)?;
             let lines = text.lines().filter(|line| !line.trim().is_empty());
             lines.map(str::to_string).collect()
         }

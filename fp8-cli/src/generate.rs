@@ -3,12 +3,12 @@
 use crate::model::Source;
 use crate::output::{print, print_json};
 use crate::usage::Usage;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use fp8::models::{
     CausalLm, ChatMessage, FinishReason, GenerationOptions, TextOutput, generate_text,
 };
 use serde_json::json;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -43,9 +43,9 @@ pub struct Args {
     /// End before this text
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Seed of the draws
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Seed of the draws [default: 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Print texts, tokens and times as JSON
     #[arg(long)]
     json: bool,
@@ -69,7 +69,32 @@ impl Args {
             .with_top_p(self.top_p.or(own.top_p))
             .with_repetition_penalty(penalty, self.repetition_window)
             .with_stop_strings(stops)
-            .with_seed(self.seed))
+            .with_seed(self.seed.unwrap_or(0)))
+    }
+
+    /// Fails for flags that change nothing beside the others and the model's settings.
+    fn check_effects(&self, options: &GenerationOptions) -> Result<()> {
+        let of_draws = [
+            (self.top_k.is_some(), "--top-k"),
+            (self.top_p.is_some(), "--top-p"),
+            (self.seed.is_some(), "--seed"),
+        ];
+        let given: Vec<&str> = of_draws
+            .into_iter()
+            .filter_map(|(given, flag)| given.then_some(flag))
+            .collect();
+        if !given.is_empty() && !options.draws() {
+            return Err(Usage(format!(
+                "{}: at a temperature of 0 the likeliest token is taken, without a draw: give --temperature above 0",
+                given.join(", ")
+            ))
+            .into());
+        }
+        if self.repetition_window.is_some() && options.repetition_penalty == 1.0 {
+            let why = "--repetition-window needs a --repetition-penalty other than 1";
+            return Err(Usage(why.into()).into());
+        }
+        Ok(())
     }
 }
 
@@ -78,6 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
     options
         .check()
         .map_err(|error| Usage(format!("--{}", error.to_string().replacen('_', "-", 1))))?;
+    args.check_effects(&options)?;
     let tokenizer = args.source.tokenizer()?;
     let mut prompts = vec![];
     for prompt in &args.prompt {
@@ -99,23 +125,27 @@ pub fn run(args: &Args) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     let start = Instant::now();
     let mut first = None;
-    let mut gone = false;
+    let mut written = Ok(());
     let outputs = generate_text(&model, &tokenizer, &prompts, &options, &mut |piece| {
         first.get_or_insert_with(|| start.elapsed());
         if !streams {
             return ControlFlow::Continue(());
         }
-        let written = stdout.write_all(piece.text.as_bytes());
-        match written.and_then(|()| stdout.flush()) {
+        let all = stdout.write_all(piece.text.as_bytes());
+        written = all.and_then(|()| stdout.flush());
+        match written {
             Ok(()) => ControlFlow::Continue(()),
-            // The reader has closed the pipe.
-            Err(_) => {
-                gone = true;
-                ControlFlow::Break(fp8::models::Stop::All)
-            }
+            Err(_) => ControlFlow::Break(fp8::models::Stop::All),
         }
     })?;
     drop(stdout);
+    // A reader that has closed the pipe, such as `head`, has what it wants.
+    let gone = written.is_err();
+    if let Err(error) = written
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        return Err(error).context("writing to stdout");
+    }
     let cut = outputs
         .iter()
         .filter(|output| output.finish == FinishReason::Positions)

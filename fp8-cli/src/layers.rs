@@ -2,7 +2,7 @@
 
 use crate::model::{How, Source};
 use crate::output::{print, print_json, table};
-use crate::usage::at_least;
+use crate::usage::{Usage, at_least};
 use anyhow::Result;
 use candle_core::Tensor;
 use fp8::fp8_files::scheme::LayerScheme;
@@ -83,16 +83,23 @@ pub fn run(options: &Options, model: Option<PathBuf>, how: How, json: bool) -> R
         plain: options.computation(),
         found: vec![],
     };
+    match (model, how.of_a_model()) {
+        (Some(model), _) => {
+            Source { model, how }.load()?.0.visit(&mut kinds);
+            // The layers that a file of FP8 has in high precision, such as the head, have no other form.
+            let served = |kind: &Kind| kind.computation.recipe().is_none();
+            if kinds.found.iter().any(served) {
+                kinds.found.retain(served);
+            }
+        }
+        (None, Some(flag)) => {
+            let text = format!("{flag} is for the layers of a model, and only --shapes are timed");
+            return Err(Usage(text).into());
+        }
+        (None, None) => {}
+    }
     for &shape in &options.shapes {
         kinds.add(kinds.plain.clone(), shape);
-    }
-    if let Some(model) = model {
-        Source { model, how }.load()?.0.visit(&mut kinds);
-        // The layers that a file of FP8 has in high precision, such as the head, have no other form.
-        let served = |kind: &Kind| kind.computation.recipe().is_none();
-        if kinds.found.iter().any(served) {
-            kinds.found.retain(served);
-        }
     }
     let timings = options.timings();
     let mut rows = vec![];

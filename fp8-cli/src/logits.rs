@@ -12,7 +12,8 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// A safetensors file with `input_ids`, [batch, tokens] of any integers; for an encoder perhaps with `attention_mask`
+    /// A safetensors file with `input_ids`, [batch, tokens] of any integers; for an encoder perhaps with `attention_mask`. `token_type_ids` may
+    /// only be 0, and the mask of a language model only 1
     #[arg(long, value_name = "FILE")]
     ids: PathBuf,
     /// The safetensors file to write: `logits`, [batch, tokens, vocabulary] in f32; of a classifier [batch, classes]; of an encoder
@@ -39,6 +40,25 @@ pub fn run(args: &Args) -> Result<()> {
             positions,
         };
         return Err(error).with_context(file);
+    }
+    let only = |name: &str, value: f32, why: &str| -> Result<()> {
+        let Some(tensor) = tensors.get(name) else {
+            return Ok(());
+        };
+        let values = tensor.to_dtype(DType::F32)?.flatten_all()?;
+        match values.to_vec1::<f32>()?.into_iter().find(|x| *x != value) {
+            None => Ok(()),
+            Some(other) => bail!("{}: {name} has {other}: {why}", file()),
+        }
+    };
+    only(
+        "token_type_ids",
+        0.,
+        "every token is of the first segment here, with the number 0",
+    )?;
+    if !matches!(model, Model::Bert(_)) {
+        let why = "a language model reads all tokens of a row: leave out padding";
+        only("attention_mask", 1., why)?;
     }
     // All rows at once: a scale of the whole batch is one of the whole batch.
     let (name, result) = match &model {

@@ -27,6 +27,8 @@ mod requests;
 #[path = "../../examples/shared/progress.rs"]
 mod shown;
 mod source;
+#[cfg(test)]
+mod tests;
 mod texts;
 mod train;
 mod usage;
@@ -79,7 +81,8 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let given = std::env::args().nth(1);
+            let given = std::env::args_os().nth(1);
+            let given = given.map(|name| name.to_string_lossy().into_owned());
             let known = Cli::command();
             let known = given.filter(|name| known.find_subcommand(name).is_some());
             return usage::refuse(&error, known.as_deref());

@@ -2,8 +2,8 @@
 
 use crate::device::DeviceName;
 use crate::high_precision;
-use crate::source::{Opening, found, found_adapter, on_base};
-use crate::usage::at_least;
+use crate::source::{Opening, found, found_adapter, needs_fp8, on_base};
+use crate::usage::{Usage, at_least, first_given};
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use fp8::load::Checkpoint;
@@ -53,6 +53,23 @@ impl How {
 
     pub fn device(&self) -> Result<Device> {
         self.device.open()
+    }
+
+    /// The first given flag that is about a model, and not about what computes.
+    pub fn of_a_model(&self) -> Option<&'static str> {
+        let given = [
+            (self.auto.is_some(), "--auto"),
+            (self.adapter.is_some(), "--adapter"),
+        ];
+        first_given(given).or_else(|| self.opening.given())
+    }
+
+    /// Fails for flags that change nothing about the GGUF file at `path`.
+    fn check_gguf(&self, path: &Path) -> Result<()> {
+        match self.auto {
+            Some(_) => Err(Usage(needs_fp8("--auto", path)).into()),
+            None => self.opening.check_gguf(path),
+        }
     }
 
     /// Decodes layers, if that was asked for.
@@ -163,6 +180,7 @@ impl Source {
         let device = self.how.device()?;
         let options = ModelOptions::new().with_dtype(dtype).with_device(&device);
         if self.is_gguf() {
+            self.how.check_gguf(&self.model)?;
             let file = GgufFile::open(&self.model)?;
             let mut size = LinearSize::default();
             for name in file.names() {

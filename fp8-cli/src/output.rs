@@ -1,6 +1,6 @@
 //! Where a rewrite goes, and how its report is printed.
 
-use crate::usage::Usage;
+use crate::usage::{Usage, first_given};
 use anyhow::Result;
 use fp8::atomic::keep_apart;
 use fp8::models::gguf::is_gguf;
@@ -18,9 +18,9 @@ pub struct Target {
     /// Replace a model in that directory, together with all other files there, or the file
     #[arg(long)]
     overwrite: bool,
-    /// Bytes of tensors in one file
-    #[arg(long, value_name = "N", default_value_t = WriteOptions::default().shard_bytes)]
-    shard_bytes: u64,
+    /// Bytes of tensors in one file [default: 5000000000]
+    #[arg(long, value_name = "N")]
+    shard_bytes: Option<u64>,
     /// Leave out scales of KV caches
     #[arg(long)]
     drop_kv_scales: bool,
@@ -31,10 +31,21 @@ pub struct Target {
 
 impl Target {
     pub fn options(&self) -> WriteOptions {
-        WriteOptions::new()
+        let options = WriteOptions::new();
+        let shard_bytes = self.shard_bytes.unwrap_or(options.shard_bytes);
+        options
             .with_overwrite(self.overwrite)
-            .with_shard_bytes(self.shard_bytes)
+            .with_shard_bytes(shard_bytes)
             .with_drop_kv_scales(self.drop_kv_scales)
+    }
+
+    /// The first given flag that is about directories of FP8, if any.
+    pub fn of_directories(&self) -> Option<&'static str> {
+        let given = [
+            (self.shard_bytes.is_some(), "--shard-bytes"),
+            (self.drop_kv_scales, "--drop-kv-scales"),
+        ];
+        first_given(given)
     }
 
     /// Fails if the directory could replace or change one of the paths that the command reads, or has the name of a GGUF file.
@@ -81,13 +92,15 @@ impl Target {
         self.warn_of_rounding(report);
         if self.json {
             let value = json!({
-                "directory": report.directory,
+                "directory": report.directory.to_string_lossy(),
                 "files": report.files,
                 "quantized": report.quantized,
                 "requantized": report.requantized,
                 "requantization_error": report.requantization_error,
                 "update_errors": report.update_errors,
                 "ignored": report.ignored,
+                "dequantized": report.dequantized,
+                "unread_by_vllm": report.unread_by_vllm,
                 "unmatched": report.unmatched,
                 "exact_inputs": report.exact_inputs,
                 "bytes": report.bytes,
@@ -102,6 +115,19 @@ impl Target {
             eprintln!(
                 "warning: input scales of {} layers (`{first}` is the first) are powers of two in the source, but not in the output format",
                 report.exact_inputs.len()
+            );
+        }
+        // A folder that is dequantized as a whole is what was asked for.
+        if let (Some(first), false) = (report.dequantized.first(), report.quantized.is_empty()) {
+            eprintln!(
+                "warning: {} weights that are FP8 in the source are in high precision in the output (first {first})",
+                report.dequantized.len()
+            );
+        }
+        if let Some(first) = report.unread_by_vllm.first() {
+            eprintln!(
+                "warning: vLLM does not read {} of the layers as FP8 in this spelling (first {first})",
+                report.unread_by_vllm.len()
             );
         }
         let (layers, bytes) = (report.quantized.len(), size(report.bytes));
@@ -156,8 +182,13 @@ pub fn separate<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> R
 /// Prints text; a reader that has closed the pipe, such as `head`, is not an error.
 pub fn print(text: &str) -> Result<()> {
     use std::io::{ErrorKind, Write};
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes());
+    // What is left for the end of the program is lost without a word if there is no room for it.
+    match written.and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::from(error).context("writing to stdout"))
+        }
         _ => Ok(()),
     }
 }

@@ -1,15 +1,19 @@
 //! Progress on stderr, and requests to stop.
 
-use crate::requests::on_request;
+use crate::requests::{Request, on_request};
 use crate::shown;
 use anyhow::Result;
 use fp8::rewrite::Progress;
 use std::ops::ControlFlow;
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 
-/// Whether the system has asked to stop.
-static STOPPED: AtomicBool = AtomicBool::new(false);
+/// The first request of the system to stop.
+static REQUEST: OnceLock<Request> = OnceLock::new();
+
+/// The request of the system to stop, if one has come since the first bar was made.
+pub fn request() -> Option<Request> {
+    REQUEST.get().copied()
+}
 
 /// Units of work that is counted in bytes.
 pub const BYTES: &str = "{bytes}/{total_bytes}";
@@ -27,7 +31,7 @@ impl Bar {
         let mut set = Ok(());
         HANDLER.call_once(|| {
             set = on_request(|request| {
-                if STOPPED.swap(true, Ordering::Relaxed) {
+                if REQUEST.set(request).is_err() {
                     std::process::exit(request.code().into());
                 }
             });
@@ -44,9 +48,9 @@ impl Bar {
     /// Shows `done` of `total`, with `name` next.
     pub fn at(&mut self, name: &str, done: u64, total: u64) -> ControlFlow<()> {
         self.0.show(done, total, name);
-        match STOPPED.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        match request() {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::output::Target;
 use crate::progress::{BYTES, Bar, COUNT};
 use crate::source;
 use crate::texts;
-use crate::usage::{Usage, at_least};
+use crate::usage::{Usage, at_least, first_given};
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
 use fp8::fp8_files::search::{Chosen, SearchOptions};
@@ -69,9 +69,7 @@ impl Choice {
             (self.search.is_some(), "--search"),
             (self.samples.is_some(), "--samples"),
         ];
-        given
-            .into_iter()
-            .find_map(|(given, flag)| given.then_some(flag))
+        first_given(given)
     }
 
     /// The files that it reads.
@@ -88,9 +86,7 @@ impl Choice {
             (self.calibrate.is_some(), "--calibrate"),
             (self.search.is_some(), "--search"),
         ];
-        given
-            .into_iter()
-            .find_map(|(given, flag)| given.then_some(flag))
+        first_given(given)
     }
 
     /// A scheme and its spelling in words.
@@ -104,8 +100,7 @@ impl Choice {
             (self.amaxes.is_some(), "--amaxes"),
             (self.calibrate.is_some(), "--calibrate"),
         ];
-        let given = given.into_iter().find(|(given, _)| *given);
-        if let (false, Some((_, flag))) = (scheme.needs_calibration(), given) {
+        if let (false, Some(flag)) = (scheme.needs_calibration(), first_given(given)) {
             let why = format!("{flag} is for static inputs, and --scheme is {scheme}");
             return Err(Usage(why).into());
         }

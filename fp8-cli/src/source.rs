@@ -1,6 +1,6 @@
 //! Opens the checkpoint that a command reads.
 
-use crate::usage::at_least;
+use crate::usage::{Usage, at_least, first_given};
 use anyhow::{Result, anyhow, bail};
 use fp8::fp8_files::adapter::AdapterFile;
 use fp8::load::{Checkpoint, Inputs, OpenOptions};
@@ -29,6 +29,23 @@ pub struct Opening {
 }
 
 impl Opening {
+    /// The first given flag, if any.
+    pub fn given(&self) -> Option<&'static str> {
+        first_given([
+            (self.groups.is_some(), "--groups"),
+            (self.weight_only, "--weight-only"),
+            (self.allow_unscaled, "--allow-unscaled"),
+        ])
+    }
+
+    /// Fails for flags that change nothing about the GGUF file at `path`.
+    pub fn check_gguf(&self, path: &Path) -> Result<()> {
+        match self.given() {
+            None => Ok(()),
+            Some(flag) => Err(Usage(needs_fp8(flag, path)).into()),
+        }
+    }
+
     /// A directory, or a single safetensors file.
     pub fn open(&self, path: &Path) -> Result<Checkpoint> {
         if is_gguf(path) {
@@ -47,6 +64,14 @@ impl Opening {
         let options = OpenOptions::new().with_inputs(inputs);
         open_with(path, &options.with_allow_unscaled(self.allow_unscaled))
     }
+}
+
+/// The message for a flag of FP8 layers beside a GGUF file.
+pub fn needs_fp8(flag: &str, path: &Path) -> String {
+    format!(
+        "{flag} is for FP8 layers, and {} is a GGUF file, which has none",
+        path.display()
+    )
 }
 
 /// Fails for a path that is no model, if it shows what was meant: a name on the hub, the folder of a run, or an adapter.

@@ -4,8 +4,10 @@ use crate::source::MAX_TEXT;
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use fp8::models::{Bert, CausalLm, Llama, Tokenizer};
-use fp8::read::read_bytes;
-use fp8::training::{Batch, Dataset, DatasetOptions, IGNORED, Task, Validation, is_json_lines};
+use fp8::read::read_text;
+use fp8::training::{
+    Dataset, DatasetOptions, DatasetSummary, IGNORED, Task, Validation, is_json_lines,
+};
 use std::path::Path;
 
 /// Tokens that a model sees at once, if it has as many positions.
@@ -61,7 +63,11 @@ impl Pieces {
             )));
         }
         let pieces = match lines {
-            true => of_lines(path, tokenizer, window)?,
+            true => {
+                let data = dataset(path, tokenizer, window, Some(Task::LanguageModel))?;
+                warn_of_lost(path, data.summary(), window);
+                of_lines(&data)
+            }
             false => of_text(path, tokenizer, window, tokens)?,
         };
         let all = || pieces.iter().flat_map(|piece| &piece.ids);
@@ -75,14 +81,23 @@ impl Pieces {
     }
 }
 
+/// The text of a file, read as `fp8 train` reads it: without the byte order mark that some editors put before it.
+pub fn read(path: &Path) -> Result<String> {
+    let text = read_text(path, MAX_TEXT)?;
+    Ok(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_string(),
+        None => text,
+    })
+}
+
 /// All tokens of a text, one document after the other.
 pub fn tokens(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     if is_json_lines(path) {
-        let pieces = of_lines(path, tokenizer, WINDOW)?;
-        return Ok(pieces.into_iter().flat_map(|piece| piece.ids).collect());
+        let data = dataset(path, tokenizer, WINDOW, Some(Task::LanguageModel))?;
+        let pieces = of_lines(&data).into_iter();
+        return Ok(pieces.flat_map(|piece| piece.ids).collect());
     }
-    let bytes = read_bytes(path, MAX_TEXT)?;
-    Ok(tokenizer.encode(&String::from_utf8_lossy(&bytes), true)?)
+    Ok(tokenizer.encode(&read(path)?, true)?)
 }
 
 /// Fails now for what would otherwise fail when a model has run for a while. `is_encoder`: whether the text is for one.
@@ -99,18 +114,20 @@ pub fn check(path: &Path, tokenizer: &Tokenizer, is_encoder: bool) -> Result<()>
 pub fn for_encoder(path: &Path, tokenizer: &Tokenizer, model: &Bert) -> Result<Vec<Vec<u32>>> {
     let longest = model.config().max_position_embeddings;
     if is_json_lines(path) {
-        let batches = dataset(path, tokenizer, longest, None)?;
-        let texts = batches.iter().flat_map(|batch| {
-            (0..batch.rows).map(|row| {
+        let data = dataset(path, tokenizer, longest, None)?;
+        warn_of_lost(path, data.summary(), longest);
+        let mut texts = vec![];
+        for batch in data.validation_batches(1) {
+            for row in 0..batch.rows {
                 let start = row * batch.context;
-                batch.tokens[start..start + batch.context - batch.padding[row]].to_vec()
-            })
-        });
-        return Ok(texts.collect());
+                let end = start + batch.context - batch.padding[row];
+                texts.push(batch.tokens[start..end].to_vec());
+            }
+        }
+        return Ok(texts);
     }
     let tokenizer = tokenizer.clone().with_max_tokens(longest)?;
-    let bytes = read_bytes(path, MAX_TEXT)?;
-    let text = String::from_utf8_lossy(&bytes);
+    let text = read(path)?;
     let mut texts = vec![];
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let ids = tokenizer.encode(line, true)?;
@@ -121,25 +138,48 @@ pub fn for_encoder(path: &Path, tokenizer: &Tokenizer, model: &Bert) -> Result<V
     Ok(texts)
 }
 
-/// The rows that a validation on the file has, one in each batch.
+/// The data of a validation on the file.
 fn dataset(
     path: &Path,
     tokenizer: &Tokenizer,
     context: usize,
     task: Option<Task>,
-) -> Result<Vec<Batch>> {
+) -> Result<Dataset> {
     let files = vec![path.to_path_buf()];
     let options = DatasetOptions::new(context)
         .with_task(task)
         .with_validation(Validation::Files(files.clone()));
-    let data = Dataset::open(&files, tokenizer, &options)?;
-    Ok(data.validation_batches(1).collect())
+    Ok(Dataset::open(&files, tokenizer, &options)?)
+}
+
+/// Says what of the documents of JSON lines is not measured. They were read as the data and as its validation, so that all counts are
+/// twice as large; a row has `longest` tokens.
+pub fn warn_of_lost(path: &Path, summary: &DatasetSummary, longest: usize) {
+    let [documents, cut, cut_tokens, unused, unused_tokens] = [
+        summary.documents,
+        summary.truncated,
+        summary.truncated_tokens,
+        summary.unused,
+        summary.unused_tokens,
+    ]
+    .map(|count| count / 2);
+    let path = path.display();
+    if cut > 0 {
+        eprintln!(
+            "warning: {path}: documents longer than {longest} tokens are cut at their ends: {cut} of {documents}, by {cut_tokens} tokens in all"
+        );
+    }
+    if unused > 0 {
+        eprintln!(
+            "warning: {path}: pieces in which there is nothing to measure are left out: {unused}, of {unused_tokens} tokens in all"
+        );
+    }
 }
 
 /// Each document, or piece of one, by itself: tokens do not attend to other documents of their row.
-fn of_lines(path: &Path, tokenizer: &Tokenizer, window: usize) -> Result<Vec<Piece>> {
+fn of_lines(data: &Dataset) -> Vec<Piece> {
     let mut pieces = vec![];
-    for batch in dataset(path, tokenizer, window, Some(Task::LanguageModel))? {
+    for batch in data.validation_batches(1) {
         let mut start = 0;
         for &length in batch.segments.iter().flatten() {
             let end = start + length;
@@ -156,7 +196,7 @@ fn of_lines(path: &Path, tokenizer: &Tokenizer, window: usize) -> Result<Vec<Pie
             start = end;
         }
     }
-    Ok(pieces)
+    pieces
 }
 
 fn of_text(
@@ -165,8 +205,7 @@ fn of_text(
     window: usize,
     tokens: Option<usize>,
 ) -> Result<Vec<Piece>> {
-    let bytes = read_bytes(path, MAX_TEXT)?;
-    let ids = encode(tokenizer, &String::from_utf8_lossy(&bytes), tokens)?;
+    let ids = encode(tokenizer, &read(path)?, tokens)?;
     if ids.len() < 2 {
         bail!(
             "{} has fewer than two tokens: expected at least 2 tokens to compare",

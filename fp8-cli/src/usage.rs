@@ -28,6 +28,12 @@ impl std::fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// The first of some flags that was given.
+pub fn first_given(flags: impl IntoIterator<Item = (bool, &'static str)>) -> Option<&'static str> {
+    let mut flags = flags.into_iter();
+    flags.find_map(|(given, flag)| given.then_some(flag))
+}
+
 /// Numbers for which `fits` holds; `expected` says which.
 pub fn number(
     expected: &'static str,
@@ -96,7 +102,9 @@ fn alone(error: &clap::Error) -> Option<String> {
         return None;
     }
     let flag = flag.split(' ').next().unwrap_or_default();
-    let others = std::env::args().skip(1).filter_map(|word| {
+    let words = std::env::args_os().skip(1);
+    let others = words.filter_map(|word| {
+        let word = word.to_string_lossy();
         let name = word.split('=').next().unwrap_or_default().to_string();
         (name.starts_with("--") && name != flag).then_some(name)
     });

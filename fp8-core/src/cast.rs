@@ -125,6 +125,10 @@ pub struct Cast {
     /// In `E5M2`, 1.125 + 2^-20 then gives 1.0 instead of 1.25.
     #[serde(default)]
     pub via_f16: bool,
+    /// The scales given to the cast are dequant_scales, which values are divided by, instead of quant_scales, which they are multiplied
+    /// by: engines divide the inputs of a served model. The methods for one value do not look at it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub divides: bool,
 }
 
 impl Cast {
@@ -135,6 +139,7 @@ impl Cast {
             rounding: Rounding::NearestEven,
             overflow: Overflow::Saturate,
             via_f16: false,
+            divides: false,
         }
     }
 
@@ -151,6 +156,11 @@ impl Cast {
     /// The same cast with or without a first rounding to f16, see [`Cast::via_f16`].
     pub const fn with_via_f16(self, via_f16: bool) -> Self {
         Self { via_f16, ..self }
+    }
+
+    /// The same cast with or without a division by its scales, see [`Cast::divides`].
+    pub const fn with_division(self, divides: bool) -> Self {
+        Self { divides, ..self }
     }
 
     /// The code of `x`. `element` is the index of `x` in its tensor; only stochastic rounding looks at it.
@@ -179,6 +189,11 @@ impl Cast {
         self.encode(f32::from_bits(scaled_bits(x, quant_scale)), element)
     }
 
+    /// The code of `x / dequant_scale`, the quotient rounded to f32; a quotient that is NaN has the sign bit of `x`.
+    pub fn encode_divided(&self, x: f32, dequant_scale: f32, element: u64) -> u8 {
+        self.encode(f32::from_bits(divided_bits(x, dequant_scale)), element)
+    }
+
     /// The value that `x` becomes: [`Cast::encode`], then [`Format::decode`].
     pub fn round(&self, x: f32, element: u64) -> f32 {
         self.format.decode(self.encode(x, element))
@@ -188,12 +203,21 @@ impl Cast {
 /// The bits of `x * quant_scale`; a NaN has the sign of `x`, see [`Cast::encode_scaled`].
 #[inline(always)]
 pub(crate) fn scaled_bits(x: f32, quant_scale: f32) -> u32 {
-    let magnitude = (x * quant_scale).to_bits() & 0x7FFF_FFFF;
-    let flip = if magnitude > 0x7F80_0000 {
-        0
-    } else {
-        quant_scale.to_bits()
-    };
+    signed_bits(x * quant_scale, x, quant_scale)
+}
+
+/// The bits of `x / dequant_scale`; a NaN has the sign of `x`.
+#[inline(always)]
+pub(crate) fn divided_bits(x: f32, dequant_scale: f32) -> u32 {
+    signed_bits(x / dequant_scale, x, dequant_scale)
+}
+
+/// The magnitude of a product or quotient of `x` and `scale`, with its sign or, if it is NaN, that of `x`.
+#[inline(always)]
+fn signed_bits(result: f32, x: f32, scale: f32) -> u32 {
+    let magnitude = result.to_bits() & 0x7FFF_FFFF;
+    let is_nan = magnitude > 0x7F80_0000;
+    let flip = if is_nan { 0 } else { scale.to_bits() };
     magnitude | (x.to_bits() ^ flip) & 0x8000_0000
 }
 

@@ -11,7 +11,7 @@ pub const MX_BLOCK: usize = 32;
 
 /// How many elements share a scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Granularity {
     /// One scale for the whole tensor.
     #[default]

@@ -10,7 +10,7 @@
 //! - [`dynamic_quant_scale`] and its like make a scale from an amax (max |x|), [`update_slot`] one from a history.
 //!
 //! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
-//! other:
+//! other (engines divide by the `dequant_scale` instead, see [`Cast::divides`]):
 //!
 //! ```
 //! use fp8_core::{Cast, Format, amax, decode, dynamic_quant_scale, encode, reciprocal};
@@ -81,8 +81,8 @@ pub use rows::{
 };
 pub use scaling::{
     AMAX_EPSILON, current_quant_scale, delayed_quant_scale, dynamic_quant_scale,
-    floor_to_power_of_two, inference_quant_scale, mx_dequant_scale_floor, mx_dequant_scale_rceil,
-    reciprocal, static_dequant_scale,
+    floor_to_power_of_two, inference_dequant_scale, inference_quant_scale, mx_dequant_scale_floor,
+    mx_dequant_scale_rceil, reciprocal, static_dequant_scale,
 };
 pub use slice::{
     amax, decode, encode, encode_with_amax, narrow, random_words, stochastic_round, widen,

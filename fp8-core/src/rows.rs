@@ -10,7 +10,7 @@ use crate::{
         self, Isa, Layout,
         amax::Amax,
         decode::Decoder,
-        general,
+        divided, general,
         nearest::Nearest,
         transpose::{PANEL, transpose},
     },
@@ -39,7 +39,8 @@ pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid
     });
 }
 
-/// The codes of `x * quant_scale` for each `x` of `src`, with the scale of its block.
+/// The codes of `x * quant_scale` for each `x` of `src`, with the scale of its block. If the cast [divides](Cast::divides), the scales
+/// are dequant_scales, and the codes those of `x / dequant_scale`.
 ///
 /// Stochastic rounding numbers the elements of the whole matrix in row-major order.
 ///
@@ -50,6 +51,14 @@ pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid
 /// let mut codes = [0; 4];
 /// encode_rows(&Cast::new(Format::E4M3), &[1f32, 2.0, 1.0, 2.0], 0, &grid, &[1.0, 2.0], &mut codes);
 /// assert_eq!(codes, [0x38, 0x40, 0x40, 0x48]); // 1, 2, and twice that
+///
+/// // A tie between 112 and 120, which the reciprocal of the scale misses.
+/// let (cast, src, scale) = (Cast::new(Format::E4M3), [-0.79296875f32], 0.0068359375f32);
+/// let (grid, mut codes) = (ScaleGrid::tensorwise(1, 1), [0; 1]);
+/// encode_rows(&cast.with_division(true), &src, 0, &grid, &[scale], &mut codes);
+/// assert_eq!(Format::E4M3.decode(codes[0]), -112.0);
+/// encode_rows(&cast, &src, 0, &grid, &[1.0 / scale], &mut codes);
+/// assert_eq!(Format::E4M3.decode(codes[0]), -120.0);
 /// ```
 ///
 /// # Panics
@@ -135,6 +144,10 @@ fn encode_run<T: HighPrecision, const AMAX: bool>(
         let scales = &quant_scales[piece.scales];
         let layout = piece.layout;
         amax.merge(match nearest {
+            _ if cast.divides => {
+                let cast = (cast, nearest);
+                divided::encode::<T, AMAX>(isa, cast, src, layout, scales, element, dst)
+            }
             Some(nearest) => {
                 kernels::nearest::encode::<T, AMAX>(isa, nearest, src, layout, scales, dst)
             }

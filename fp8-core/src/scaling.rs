@@ -28,10 +28,24 @@ fn at_least(amax: f32, least: f32) -> f32 {
     if amax < least { least } else { amax }
 }
 
-/// The quant_scale of inputs in inference, as serving engines compute it: the reciprocal of `max(amax, 1e-12) / MAX`.
+/// The dequant_scale of inputs in inference, as serving engines compute it: `max(amax, 1e-12) / MAX`.
 ///
-/// Both are quotients in f32, so it may be an ulp from [`dynamic_quant_scale`], which trains; values between two codes then
-/// round another way. compressed-tensors, vLLM and torchao's inference make the dequant_scale first and divide by it.
+/// compressed-tensors and vLLM's scales per token make it first and divide values by it, as a cast that
+/// [divides](crate::Cast::divides) does. An infinite amax gives infinity, NaN gives NaN; [`static_dequant_scale`] refuses both.
+///
+/// ```
+/// use fp8_core::{Format, inference_dequant_scale};
+/// assert_eq!(inference_dequant_scale(896.0, Format::E4M3), 2.0);
+/// assert_eq!(inference_dequant_scale(0.0, Format::E4M3), 1e-12 / 448.0);
+/// ```
+pub fn inference_dequant_scale(amax: f32, format: Format) -> f32 {
+    at_least(amax, AMAX_EPSILON) / format.max()
+}
+
+/// The reciprocal of [`inference_dequant_scale`], for reports: engines divide by the dequant_scale itself, and so do casts for them. A
+/// product with this reciprocal is an ulp from that quotient in many cases, which moves some values between two codes to the other one.
+///
+/// Both roundings together may also leave it an ulp from [`dynamic_quant_scale`], which trains.
 ///
 /// ```
 /// use fp8_core::{Format, dynamic_quant_scale, inference_quant_scale};
@@ -40,7 +54,7 @@ fn at_least(amax: f32, least: f32) -> f32 {
 /// assert_eq!(dynamic_quant_scale(2.0, Format::E4M3), 224.0);
 /// ```
 pub fn inference_quant_scale(amax: f32, format: Format) -> f32 {
-    reciprocal(at_least(amax, AMAX_EPSILON) / format.max())
+    reciprocal(inference_dequant_scale(amax, format))
 }
 
 /// The quant_scale of Transformer Engine's current scaling: `MAX / amax`, where an amax below `eps` counts as `eps`.

@@ -117,6 +117,11 @@ fn casts() {
         serde_json::from_value::<Cast>(json!({"format": "e4m3"})).unwrap(),
         Cast::new(Format::E4M3)
     );
+    let divides = json!({
+        "format": "e4m3", "rounding": "nearest_even", "overflow": "saturate", "via_f16": false,
+        "divides": true,
+    });
+    json_round_trip(&Cast::new(Format::E4M3).with_division(true), divides);
     assert!("up".parse::<Rounding>().is_err() && "clip".parse::<Overflow>().is_err());
 }
 

@@ -37,6 +37,9 @@ pub(crate) fn trait_crate(attributes: &[Attribute], name: &str, default: &str) -
                 );
                 return Err(meta.error(message));
             }
+            if path.is_some() {
+                return Err(meta.error(format!("`{name}`: `crate` is given twice")));
+            }
             path = Some(meta.value()?.parse::<LitStr>()?.parse()?);
             Ok(())
         })?;

@@ -12,6 +12,7 @@
 //! | check files that may be wrong | [`audit`] |
 //! | write a file or several, all or nothing | [`atomic`] |
 //! | open a file that may be hostile | [`read`], [`SafetensorsFile`] |
+//! | JSON with Python's NaN and Infinity | [`python_json`] |
 //! | names of layers and tensors | [`names`] |
 
 #![doc(test(attr(deny(warnings))))]
@@ -24,6 +25,7 @@ pub mod contents;
 mod error;
 pub mod load;
 pub mod names;
+pub mod python_json;
 pub mod read;
 pub mod rewrite;
 mod safetensors_file;

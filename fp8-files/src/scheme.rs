@@ -98,8 +98,8 @@ impl LayerScheme {
         Err(Error::not_exportable(path, reason))
     }
 
-    /// Quantizes a weight. A tensorwise scale is the `calibrated` dequant_scale, f32 `[1]`, or computed from the amax; other scales are
-    /// computed from their amaxes, and rounded to powers of two if `power_of_two`.
+    /// Quantizes a weight. A tensorwise scale is the `calibrated` dequant_scale, f32 `[1]`, or computed from the amax, and the weight is
+    /// divided by it; other scales are computed from their amaxes, and rounded to powers of two if `power_of_two`.
     ///
     /// # Errors
     /// If the weight's amax is not finite, or an operation fails.

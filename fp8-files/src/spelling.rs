@@ -11,9 +11,12 @@ use std::str::FromStr;
 /// | spelling | weights | inputs | KV scales | read by |
 /// |---|---|---|---|---|
 /// | `compressed-tensors` | tensor, channel, block, MX; mixed | none, static, per token, tensor, group, MX | per tensor or head | vLLM, sglang, transformers |
-/// | `fp8-blocks` | blocks of one size | per group of the block's columns | - | DeepSeek's and Qwen's loaders, vLLM, sglang, transformers |
+/// | `fp8-blocks` | blocks of one size | per group of the block's columns | - | DeepSeek's and Qwen's loaders, vLLM, sglang, transformers; a head in FP8 by transformers only |
 /// | `autofp8` | tensor | all static or all per token | one number for keys and values | vLLM, sglang |
-/// | `modelopt` | tensor + static, channel + per token, blocks of 128 without inputs, MX; mixed | | per tensor | TensorRT-LLM, vLLM, sglang |
+/// | `modelopt` | tensor + static, channel + per token, blocks of 128 without inputs, MX; mixed | | per tensor | TensorRT-LLM, vLLM, sglang; mixtures by TensorRT-LLM, by vLLM only layers with tensor + static and, in newer versions, MX |
+///
+/// Where vLLM does not read a layer that the files can hold, [`WriteReport::unread_by_vllm`](crate::rewrite::WriteReport::unread_by_vllm)
+/// names it.
 ///
 /// ```
 /// # use fp8_recipes as fp8;

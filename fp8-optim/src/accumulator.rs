@@ -2,7 +2,7 @@
 
 use super::error::{OptimError, Result};
 use super::gradients::vars_of;
-use super::veto::CastVeto;
+use super::veto::{CastVeto, JudgedCasts};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
@@ -47,6 +47,7 @@ use std::collections::HashSet;
 pub struct GradAccumulator {
     vars: Vars,
     sum: Sum,
+    judged: JudgedCasts,
 }
 
 #[derive(Debug, Default)]
@@ -84,16 +85,20 @@ impl Vars {
 impl GradAccumulator {
     /// Adds up the gradients of all variables of `vars`, including variables that are added to it later.
     pub fn new(vars: &VarMap) -> Self {
-        let vars = Vars::Map(vars.clone());
-        let sum = Sum::default();
-        Self { vars, sum }
+        Self::of(Vars::Map(vars.clone()))
     }
 
     /// Adds up the gradients of these variables, for example those of adapters.
     pub fn from_vars(vars: Vec<Var>) -> Self {
-        let vars = Vars::List(vars);
-        let sum = Sum::default();
-        Self { vars, sum }
+        Self::of(Vars::List(vars))
+    }
+
+    fn of(vars: Vars) -> Self {
+        Self {
+            vars,
+            sum: Sum::default(),
+            judged: JudgedCasts::default(),
+        }
     }
 
     /// Adds the gradients of one micro-batch with the weight 1.
@@ -120,7 +125,9 @@ impl GradAccumulator {
             .filter_map(|var| grads.remove(&var).map(|grad| (var, grad)))
             .collect();
         // The optimizer sees only the casts of the latest micro-batch, so those of each are checked here.
-        CastVeto::of(versions.iter())?.poison(own.iter_mut().map(|(_, grad)| grad))?;
+        let (veto, judged) = CastVeto::of(versions.iter(), &self.judged)?;
+        veto.poison(own.iter_mut().map(|(_, grad)| grad))?;
+        self.judged = judged;
         for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
                 // Part of the micro-batch may have been added already, so the sum is unusable.
@@ -236,6 +243,23 @@ mod tests {
         assert_eq!(values(&all.finish_sum()?, &var), [9., 9.]);
         let fails = all.finish_sum().unwrap_err();
         assert!(matches!(fails, OptimError::NothingAccumulated));
+        Ok(())
+    }
+
+    /// Weights count as much as sums do.
+    #[test]
+    fn what_was_added_before_a_clear_is_forgotten() -> Result<()> {
+        let var = Var::ones(2, DType::F32, &Device::Cpu)?;
+        let mut all = GradAccumulator::from_vars(vec![var.clone()]);
+        all.add_weighted(grads(&var, 100.), 7.)?;
+        all.clear();
+        assert_eq!(all.micro_batches(), 0);
+        let fails = all.finish_mean().unwrap_err();
+        assert!(matches!(fails, OptimError::NothingAccumulated));
+        all.add(grads(&var, 2.))?;
+        all.add(grads(&var, 4.))?;
+        assert_eq!(all.micro_batches(), 2);
+        assert_eq!(values(&all.finish_mean()?, &var), [3., 3.]);
         Ok(())
     }
 

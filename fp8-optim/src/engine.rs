@@ -14,7 +14,7 @@ use super::report::StepReport;
 use super::rule::{MAX_MOMENTS, Rates, Rule};
 use super::settings::check_lr;
 use super::shared::Shared;
-use super::veto::{CastVeto, SkipStreak};
+use super::veto::{CastVeto, JudgedCasts, SkipStreak};
 
 /// An optimizer: the formula of `R` over parameters that are stored as `P`. Its names are [`AdamW`](super::AdamW) and
 /// [`Sgd`](super::Sgd) for variables, [`ScaledAdamW`](super::scaled::ScaledAdamW) and [`ScaledSgd`](super::scaled::ScaledSgd) for
@@ -30,6 +30,7 @@ use super::veto::{CastVeto, SkipStreak};
 ///   aside), the norm included.
 /// - Moments of variables are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in f32 and rounded to nearest
 ///   once; or FP8: [`MomentStorage`](super::MomentStorage). Master weights keep what that rounding loses: [`MasterDType`](super::MasterDType).
+/// - A second moment beyond the range of f32, of gradients from 2e19 on, is the largest number of f32 and falls from there.
 pub struct Engine<R: Rule, P: Parameter<R>> {
     pub(super) slots: Vec<Slot<P>>,
     pub(super) rule: R,
@@ -37,6 +38,7 @@ pub struct Engine<R: Rule, P: Parameter<R>> {
     pub(super) groups: Groups,
     pub(super) shared: Shared,
     pub(super) streak: SkipStreak,
+    pub(super) judged: JudgedCasts,
     /// An invalid learning rate, set through candle's interface, which cannot return an error.
     pub(super) invalid_lr: Option<f64>,
 }
@@ -78,6 +80,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
             groups: Groups::default(),
             shared,
             streak: SkipStreak::default(),
+            judged: JudgedCasts::default(),
             invalid_lr: None,
         }
     }

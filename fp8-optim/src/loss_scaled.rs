@@ -170,6 +170,9 @@ impl DynamicLossScaler {
         let vars = vars.iter().map(|(_, var)| var);
         let (own, veto) = self.unscale_with_veto(grads, vars)?;
         let found = (optimizer.agreed_non_finite(own)?, veto);
+        if found.0 > 0 {
+            optimizer.note_skipped()?;
+        }
         self.step_unless(found, grads, |grads| optimizer.apply_gradients(grads))
     }
 

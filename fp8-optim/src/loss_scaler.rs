@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
 use super::unscale::Unscaled;
-use super::veto::{CastVeto, check_skips};
+use super::veto::{CastVeto, JudgedSets, check_skips};
 
 /// Multiplies the loss, so that small gradients are not rounded to 0 in the backward pass, and divides the gradients by the same factor. A
 /// step with an infinite or NaN gradient element is skipped, and the loss scale backs off; after [`LossScalerConfig::growth_interval`]
@@ -46,6 +46,7 @@ use super::veto::{CastVeto, check_skips};
 pub struct DynamicLossScaler {
     config: LossScalerConfig,
     state: LossScalerState,
+    judged: JudgedSets,
 }
 
 /// The state of a [`DynamicLossScaler`]: everything except its configuration that later steps depend on. It implements serde's traits, for
@@ -100,7 +101,11 @@ impl DynamicLossScaler {
             skipped_steps: 0,
             skipped_in_a_row: 0,
         };
-        Self { config, state }
+        Self {
+            config,
+            state,
+            judged: JudgedSets::default(),
+        }
     }
 
     /// The configuration.
@@ -164,15 +169,16 @@ impl DynamicLossScaler {
     ) -> Result<(usize, CastVeto)> {
         let mut unscaled = Unscaled::new(1. / self.state.loss_scale, self.config.f32_gradients);
         let mut known = HashSet::new();
-        let mut versions = vec![];
+        let (mut first, mut versions) = (None, vec![]);
         for var in vars.into_iter().filter(|var| known.insert(var.id())) {
+            first.get_or_insert(var.id());
             versions.push(WeightVersion::of(var));
             if let Some(grad) = grads.remove(var) {
                 let grad = unscaled.take(&grad)?;
                 grads.insert(var, grad);
             }
         }
-        let veto = CastVeto::of(versions.iter())?;
+        let veto = self.judged.veto(first, versions.iter())?;
         Ok((unscaled.non_finite(veto.marks()?)?, veto))
     }
 

@@ -38,7 +38,7 @@ impl<'a> StateReader<'a> {
     }
 
     /// The tensor with this name, dtype and shape, whose values must be finite, and not negative if `non_negative`: steps whose gradients
-    /// are not finite are skipped, so moments are always finite.
+    /// are not finite are skipped, and what overflows keeps the largest number, so moments are finite as long as parameters are.
     pub(super) fn take(
         &mut self,
         name: &str,

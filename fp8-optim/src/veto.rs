@@ -1,13 +1,19 @@
 //! The veto of non-finite casts: a step in which a cast of the model has seen Inf or NaN is skipped, and the cast is named.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Tensor};
-use fp8_candle::state::{NonFinite, NonFiniteCounts};
+use candle_core::{DType, Tensor, TensorId};
+use fp8_candle::state::{Judged, NonFinite, NonFiniteCounts};
 use fp8_candle::weight_version::WeightVersion;
 
 use super::error::{OptimError, Result};
+
+/// What one reader of vetoes has judged: a step of FP8 that it has skipped or taken does not count again for later ones, which may compute
+/// in high precision or with another model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct JudgedCasts(Vec<Judged>);
 
 /// What the casts of the latest step have seen, in the models whose parameters an optimizer changes.
 ///
@@ -16,16 +22,22 @@ use super::error::{OptimError, Result};
 pub(crate) struct CastVeto(Vec<NonFiniteCounts>);
 
 impl CastVeto {
-    /// Collects the state tables of the models that have these variables.
-    pub(crate) fn of<'a>(versions: impl Iterator<Item = &'a WeightVersion>) -> Result<Self> {
+    /// Collects the state tables of the models that have these variables: what their casts have seen that a reader has not `judged` before,
+    /// and what it has judged then.
+    pub(crate) fn of<'a>(
+        versions: impl Iterator<Item = &'a WeightVersion>,
+        judged: &JudgedCasts,
+    ) -> Result<(Self, JudgedCasts)> {
         let mut found: Vec<NonFiniteCounts> = vec![];
+        let mut now = vec![];
         for table in versions.flat_map(WeightVersion::tables) {
             if !found.iter().any(|known| Arc::ptr_eq(known.table(), &table)) {
-                let (before, now) = table.seen_in_step()?;
-                found.push(NonFiniteCounts::between(table, before, now));
+                let (counts, known) = NonFiniteCounts::since(table, &judged.0)?;
+                found.push(counts);
+                now.push(known);
             }
         }
-        Ok(Self(found))
+        Ok((Self(found), JudgedCasts(now)))
     }
 
     /// Per table an f64 scalar on its device: 0, or NaN if a cast has seen Inf or NaN. Waits for no device.
@@ -47,6 +59,42 @@ impl CastVeto {
     /// The tensor in which Inf or NaN was first seen.
     pub(super) fn first(&self) -> Result<Option<String>> {
         Ok(NonFiniteCounts::first(&self.0)?)
+    }
+}
+
+/// [`JudgedCasts`] of the sets of variables that one loss scaler drives, each known by its first one: two optimizers of a model both skip a
+/// step. No part of a scaler's state, so all are equal.
+#[derive(Debug, Default)]
+pub(super) struct JudgedSets(Mutex<HashMap<Option<TensorId>, JudgedCasts>>);
+
+impl JudgedSets {
+    /// What casts have seen in the models of the set of the variable `first` since it was last judged.
+    pub(super) fn veto<'a>(
+        &self,
+        first: Option<TensorId>,
+        versions: impl Iterator<Item = &'a WeightVersion>,
+    ) -> Result<CastVeto> {
+        let mut sets = self.lock();
+        let judged = sets.entry(first).or_default();
+        let (veto, now) = CastVeto::of(versions, judged)?;
+        *judged = now;
+        Ok(veto)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Option<TensorId>, JudgedCasts>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for JudgedSets {
+    fn clone(&self) -> Self {
+        Self(Mutex::new(self.lock().clone()))
+    }
+}
+
+impl PartialEq for JudgedSets {
+    fn eq(&self, _: &Self) -> bool {
+        true
     }
 }
 

@@ -51,7 +51,7 @@ fn leave() -> ! {
 pub(crate) fn left(rank: usize, size: usize) -> ! {
     let after = after();
     end(&format!(
-        "rank {rank} of {size}: {after} its `World` was dropped without `finish`: an error or an early return left the work"
+        "rank {rank} of {size}: {after} its `World` was dropped without `finish`: an error, a panic or an early return left the work"
     ))
 }
 

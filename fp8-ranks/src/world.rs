@@ -18,7 +18,8 @@ pub struct WorldOptions {
     /// Options of the group of all.
     pub group: GroupOptions,
     /// Whether a panic on any thread ends the process (after its message), when there are several ranks. Unwinding would leave the
-    /// others waiting until their deadline. True unless set.
+    /// others waiting until their deadline. True unless set. Without it, a program that handles panics of its threads goes on, and one
+    /// that unwinds from where the [`World`] lives ends the job as an error does.
     pub end_on_panic: bool,
     /// The most elements in one call of MPI, which counts with 32 bits; longer data goes in several. Smaller only in tests.
     pub largest_message: usize,

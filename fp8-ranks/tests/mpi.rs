@@ -65,7 +65,7 @@ fn every_case() {
 }
 
 /// How rank 1 of 3 leaves the others, and what must then be said: the rank, and the operation where anybody can know it.
-const DEATHS: [(&str, &[&str]); 9] = [
+const DEATHS: [(&str, &[&str]); 10] = [
     ("kill", &["rank 1 ", "signal 9"]),
     (
         "panic",
@@ -78,6 +78,14 @@ const DEATHS: [(&str, &[&str]); 9] = [
     (
         "panic_elsewhere",
         &["rank 1 of 3: after all_reduce of group \"world\" thread \"loader\" panicked"],
+    ),
+    // Without the hook of `end_on_panic` the panic unwinds, and drops the `World`.
+    (
+        "panic_unwinds",
+        &[
+            "rank 1 of 3: after all_reduce of group \"world\" its `World` was dropped without `finish`",
+            "a bug",
+        ],
     ),
     (
         "question_mark",
@@ -148,9 +156,10 @@ fn sum(group: &ProcessGroup) -> Result<()> {
 }
 
 fn work(death: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let world = World::join(
-        WorldOptions::default().with_group(GroupOptions::default().with_deadline(DEADLINE)),
-    )?;
+    let options = WorldOptions::default()
+        .with_group(GroupOptions::default().with_deadline(DEADLINE))
+        .with_end_on_panic(death != "panic_unwinds");
+    let world = World::join(options)?;
     let group = world.group();
     for _ in 0..50 {
         sum(group)?;
@@ -162,7 +171,7 @@ fn work(death: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
                 let own = std::process::id().to_string();
                 Command::new("kill").args(["-9", &own]).status()?;
             }
-            "panic" => panic!("a bug"),
+            "panic" | "panic_unwinds" => panic!("a bug"),
             "panic_elsewhere" => {
                 let loader = std::thread::Builder::new().name("loader".to_owned());
                 let loader = loader.spawn(|| panic!("a bug"))?;
@@ -187,6 +196,31 @@ fn work(death: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
     loop {
         sum(group)?;
     }
+}
+
+/// With `end_on_panic` it would end the process.
+#[test]
+fn a_job_goes_on_after_a_panic_that_it_handles() {
+    let ended = run(&mut mpirun(2, "handling_a_panic"), HANGS);
+    assert!(ended.status.success(), "{}", ended.said);
+    assert_eq!(ended.passed, 2, "{}", ended.said);
+}
+
+#[test]
+#[ignore = "run by a_job_goes_on_after_a_panic_that_it_handles under mpirun"]
+fn handling_a_panic() {
+    let options = WorldOptions::default().with_deadline(HANGS);
+    let world = World::join(options.with_end_on_panic(false)).expect("the others");
+    let group = world.group();
+    sum(group).expect("a sum");
+    if group.rank() == 1 {
+        let loader = std::thread::spawn(|| panic!("a bug"));
+        assert!(loader.join().is_err());
+    }
+    sum(group).expect("a sum");
+    let rank = group.rank();
+    world.finish().expect("the end");
+    rank_passed(rank);
 }
 
 /// Each of these would otherwise be one of several jobs that write the same files.

@@ -1,7 +1,9 @@
 //! A job of one process, and launchers that say something else.
 
-use fp8_ranks::{Error, World, WorldOptions};
+use fp8_ranks::threads::Threads;
+use fp8_ranks::{Error, GroupOptions, SumOrder, World, WorldOptions};
 use fp8_test_support::child::child;
+use std::time::Duration;
 
 #[test]
 fn without_a_launcher_there_is_one_rank() {
@@ -46,9 +48,11 @@ fn a_launcher_of_one_process_is_no_launcher() {
         &[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")],
     ] {
         let output = child("joining").envs(variables.iter().copied()).output();
+        let output = output.expect("a child process");
+        let said = String::from_utf8_lossy(&output.stdout);
         assert!(
-            output.expect("a child process").status.success(),
-            "{variables:?}"
+            output.status.success() && said.contains("1 passed"),
+            "{variables:?}: {said}"
         );
     }
 }
@@ -72,4 +76,45 @@ fn joining() {
     let world = world.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(world.group().size(), 1);
     world.finish().expect("the end");
+}
+
+#[test]
+fn options_have_the_documented_defaults() {
+    let options = WorldOptions::default();
+    assert_eq!(options.group.deadline, Duration::from_secs(10 * 60));
+    assert_eq!(options.group.sum_order, SumOrder::Ranks);
+    assert!(options.end_on_panic);
+    // MPI counts elements with 32 bits.
+    let largest = i32::MAX as usize;
+    assert_eq!(options.largest_message, largest);
+    for (given, taken) in [(0, 1), (1, 1), (7, 7), (usize::MAX, largest)] {
+        assert_eq!(options.with_largest_message(given).largest_message, taken);
+    }
+}
+
+/// Nobody waits for the only rank: `end_on_panic` is for jobs of several.
+#[test]
+fn a_panic_of_the_only_rank_ends_no_process() {
+    let world = World::join(WorldOptions::default()).expect("a world");
+    assert!(std::panic::catch_unwind(|| panic!("a bug")).is_err());
+    world.finish().expect("the end");
+}
+
+/// Also those of groups of threads, and of groups within groups.
+#[test]
+fn groups_have_the_options_that_they_were_given() {
+    let options = GroupOptions::default().with_deadline(Duration::from_secs(7));
+    let world = World::join(WorldOptions::default().with_group(options)).expect("a world");
+    assert_eq!(world.group().options(), options);
+    for (job, expected) in [
+        (Threads::new(2), GroupOptions::default()),
+        (Threads::new(2).with_options(options), options),
+    ] {
+        for result in job.run(|group| {
+            let part = group.split(Some(0), 0, "part").expect("groups");
+            (group.options(), part.expect("a group").options())
+        }) {
+            assert_eq!(result.expect("no panic"), (expected, expected));
+        }
+    }
 }

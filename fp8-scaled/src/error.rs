@@ -46,6 +46,17 @@ pub enum Error {
         /// Operation of the first node that is gone.
         op: &'static str,
     },
+    /// A value of a parameter that has changed since. Data change in place, and the scale of the value is not that of the new ones.
+    #[error(
+        "{op}: the scaled parameter `{name}` has changed since the value that is read was taken from it: step the optimizer after all \
+         backward passes, and keep a value with `to_tensor`"
+    )]
+    ChangedParameter {
+        /// Operation.
+        op: &'static str,
+        /// Name of the parameter.
+        name: String,
+    },
     /// A parameter with FP8 data, to which the small changes of optimizer steps would be lost.
     #[error(
         "the scaled parameter `{name}` would have data in {got}: expected f32, bf16, f16 or f64"

@@ -88,6 +88,7 @@ mod tree;
 mod value;
 mod var;
 mod var_map;
+mod version;
 
 pub use data_norm::Norm;
 pub use dtype::ScaledDType;

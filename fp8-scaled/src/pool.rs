@@ -5,11 +5,12 @@ use super::kernels::convert;
 use super::value::Scaled;
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
+use fp8_candle::ops::max_pool2d;
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
 impl Scaled {
-    /// The largest value of each `k x k` window of `[batch, channels, height, width]`. Windows do not overlap; incomplete ones at the
-    /// edges are dropped. Scale: that of the input.
+    /// The largest value of each `k x k` window of `[batch, channels, height, width]`, NaN if there is one in it. Windows do not overlap;
+    /// incomplete ones at the edges are dropped. Scale: that of the input.
     ///
     /// # Errors
     /// If there are not four dimensions, or k is 0 or larger than the image.
@@ -35,18 +36,19 @@ impl Scaled {
         let dtype = self.compute_dtype();
         let x = self.float(wide_dtype(dtype))?.contiguous()?;
         let y = if max {
-            x.max_pool2d(k)?
+            max_pool2d(&x, k)?
         } else {
             x.avg_pool2d(k)?
         };
         let value = Self::new(convert(op, &y, 1.0, dtype)?, self.scale()).zeroed()?;
         let dims = self.dims().to_vec();
-        // Marks the largest elements of each window, all of them if several are equal.
+        // Marks the largest elements of each window, all of them if several are equal or NaN.
         let largest = match max && self.is_recorded() {
             false => None,
             true => {
                 let y = spread(&y, k)?;
-                Some(windows(&x, &dims, k)?.eq(&y)?)
+                let x = windows(&x, &dims, k)?;
+                Some((x.eq(&y)? + x.ne(&x)?)?)
             }
         };
         let (power, mantissa) = match max {

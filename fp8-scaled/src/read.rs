@@ -9,7 +9,11 @@ use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::Scale;
 
 impl Scaled {
-    /// The data in floating point: the tensor itself, or FP8 codes decoded to f16, which represents all their values.
+    /// The data in floating point: the tensor itself, or FP8 codes decoded to f16, which represents all their values. The data of a
+    /// parameter's value change when the parameter does.
+    ///
+    /// # Errors
+    /// [`Error::ChangedParameter`] if they have; if a device fails.
     pub fn data(&self) -> Result<Tensor> {
         self.float(self.compute_dtype())
     }
@@ -61,7 +65,11 @@ impl Scaled {
         }
     }
 
-    /// The value, `data * scale`, rounded once to `dtype` (f32, bf16, f16 or f64).
+    /// The value, `data * scale`, rounded once to `dtype` (f32, bf16, f16 or f64). It stays as it is when a parameter changes whose value
+    /// this is.
+    ///
+    /// # Errors
+    /// As [`Scaled::data`], and if `dtype` is another.
     pub fn to_tensor(&self, dtype: DType) -> Result<Tensor> {
         // Values may be out of the range of f32 although the data are not.
         let wide = match dtype {
@@ -75,7 +83,11 @@ impl Scaled {
             Scale::ZERO => wide.zeros_like()?,
             scale => (wide * f64::from(scale.to_f32()))?,
         };
-        Ok(value.to_dtype(dtype)?)
+        let value = value.to_dtype(dtype)?;
+        match self.origin.is_some() && self.shares(&value) {
+            true => Ok(value.copy()?),
+            false => Ok(value),
+        }
     }
 
     /// The values of a tensor of one dimension.

@@ -10,7 +10,10 @@ impl Scaled {
     /// Applies `f` to the tensor of data or codes; the scale stays, and the result has no graph.
     pub(super) fn moved(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         match &self.data {
-            Data::Float(data) => Ok(Self::new(f(data)?, self.scale())),
+            Data::Float(data) => {
+                self.check_origin()?;
+                Ok(Self::new(f(data)?, self.scale()))
+            }
             Data::Fp8(data) => {
                 let codes = f(data.codes())?.contiguous()?;
                 let moved = Fp8Tensor::from_parts(

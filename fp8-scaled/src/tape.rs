@@ -6,7 +6,7 @@
 use super::error::{Error, Result, internal, shape};
 use super::grads::ScaledGrads;
 use super::options::Options;
-use super::value::{Node, Scaled, next_id};
+use super::value::{Data, Node, Scaled, next_id};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,6 +47,14 @@ impl Scaled {
         parents: &[&Scaled],
         vjp: impl Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync + 'static,
     ) -> Scaled {
+        if value.origin.is_none()
+            && let Data::Float(data) = &value.data
+        {
+            // A view of a parameter's data, or the data themselves, change with them.
+            let mut parents = parents.iter().filter(|parent| parent.origin.is_some());
+            let shared = parents.find(|parent| parent.shares(data));
+            value.origin = shared.and_then(|parent| parent.origin.clone());
+        }
         let options = Options::current();
         if options.settings.gradients && parents.iter().any(|parent| parent.is_tracked()) {
             value.node = Some(Arc::new(Node {
@@ -56,6 +64,10 @@ impl Scaled {
                 parents: parents.iter().map(|parent| parent.node.clone()).collect(),
                 vjp: Mutex::new(Some(Arc::new(vjp))),
                 is_leaf: false,
+                reads: parents
+                    .iter()
+                    .filter_map(|parent| parent.origin.clone())
+                    .collect(),
                 options,
             }));
         }
@@ -66,7 +78,8 @@ impl Scaled {
     /// frees what the graph has kept, so it runs only once: see [`Scaled::backward_retained`].
     ///
     /// # Errors
-    /// [`Error::NotScalar`] if this has more than one element, [`Error::GraphUsed`] if an earlier backward pass has freed a part of the graph.
+    /// [`Error::NotScalar`] if this has more than one element, [`Error::GraphUsed`] if an earlier backward pass has freed a part of the graph,
+    /// [`Error::ChangedParameter`] if a parameter has changed since an operation of the graph has read it.
     pub fn backward(&self) -> Result<ScaledGrads> {
         self.sweep(self.unit_cotangent()?, false)
     }
@@ -82,7 +95,7 @@ impl Scaled {
     /// [`Scaled::backward`] for a value of any shape, given its cotangent.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if an earlier backward pass has freed a part of the graph.
+    /// [`fp8_candle::Error::Shape`] if the cotangent has another shape; [`Error::GraphUsed`] and [`Error::ChangedParameter`] as there.
     pub fn backward_with(&self, cotangent: &Scaled) -> Result<ScaledGrads> {
         if cotangent.dims() != self.dims() {
             return Err(shape(
@@ -117,6 +130,10 @@ impl Scaled {
             if node.is_leaf {
                 grads.insert_id(node.id, cotangent);
                 continue;
+            }
+            // Before the node's part of the graph is gone.
+            for version in &node.reads {
+                version.check(node.op)?;
             }
             let vjp = {
                 let mut vjp = node.vjp.lock().unwrap_or_else(PoisonError::into_inner);

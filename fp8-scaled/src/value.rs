@@ -2,7 +2,8 @@
 
 use super::error::{Result, unsupported};
 use super::options::Options;
-use candle_core::{DType, Device, Shape, Tensor};
+use super::version::Version;
+use candle_core::{DType, Device, Shape, Storage, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::device::{Codes, backend};
 use fp8_candle::ops::elements::matrix_dims;
@@ -30,6 +31,8 @@ pub struct Scaled {
     scale: Scale,
     pub(super) node: Option<Arc<Node>>,
     pub(super) casts: Arc<Casts>,
+    /// Set if the data are in the memory of a parameter, which changes in place.
+    pub(super) origin: Option<Arc<Version>>,
 }
 
 /// Data without a graph.
@@ -145,6 +148,7 @@ impl Scaled {
             scale,
             node: None,
             casts: Arc::default(),
+            origin: None,
         }
     }
 
@@ -164,9 +168,26 @@ impl Scaled {
 
     /// The data in `dtype`, not multiplied by the scale.
     pub(super) fn float(&self, dtype: DType) -> Result<Tensor> {
+        self.check_origin()?;
         match &self.data {
             Data::Float(data) => super::kernels::convert("cast", data, 1.0, dtype),
             Data::Fp8(data) => Ok(data.dequantize(dtype)?),
+        }
+    }
+
+    /// An error if the data are those of a parameter that has changed.
+    pub(super) fn check_origin(&self) -> Result<()> {
+        match &self.origin {
+            Some(version) => version.check("Scaled::data"),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether `tensor` is in the memory of the data.
+    pub(super) fn shares(&self, tensor: &Tensor) -> bool {
+        match &self.data {
+            Data::Float(data) => address(data) == address(tensor),
+            Data::Fp8(_) => false,
         }
     }
 
@@ -226,6 +247,11 @@ impl Scaled {
     }
 }
 
+/// The address of a tensor's storage: equal for tensors that share memory.
+fn address(tensor: &Tensor) -> usize {
+    std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0) as usize
+}
+
 /// Computes the cotangents of the parents from that of the result; the flags say which are needed.
 pub(super) type Vjp = dyn Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync;
 
@@ -239,6 +265,8 @@ pub(super) struct Node {
     /// None for a leaf, and after a backward pass has used it.
     pub(super) vjp: Mutex<Option<Arc<Vjp>>>,
     pub(super) is_leaf: bool,
+    /// The data of parameters that the operation has read, and may read again in its derivative.
+    pub(super) reads: Vec<Arc<Version>>,
     /// The settings under which the operation ran; its derivative runs under them too.
     pub(super) options: Arc<Options>,
 }
@@ -264,6 +292,7 @@ impl Node {
             parents: vec![],
             vjp: Mutex::new(None),
             is_leaf: true,
+            reads: vec![],
             options: Options::current(),
         })
     }

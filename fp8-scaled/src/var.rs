@@ -3,6 +3,7 @@
 use super::data_norm::{Norm, norm_of};
 use super::error::{Error, Result, shape};
 use super::value::{Casts, Node, Scaled};
+use super::version::Version;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use fp8_core::scaled::Scale;
 use std::collections::HashMap;
@@ -28,7 +29,7 @@ pub struct ScaledVar(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    name: String,
+    name: Arc<str>,
     var: Var,
     node: Arc<Node>,
     current: Mutex<Current>,
@@ -39,6 +40,8 @@ struct Current {
     scale: Scale,
     /// FP8 copies of the current data.
     casts: Arc<Casts>,
+    /// What values of the current data remember.
+    data: Arc<Version>,
     /// How often the data were changed.
     version: u64,
 }
@@ -73,13 +76,16 @@ impl ScaledVar {
             });
         }
         let data = x.data()?;
+        let name: String = name.into();
+        let name: Arc<str> = name.into();
         let inner = Arc::new(Inner {
-            name: name.into(),
+            name: name.clone(),
             node: Node::leaf(data.dims()),
             var: Var::from_tensor(&data.copy()?)?,
             current: Mutex::new(Current {
                 scale: x.scale(),
                 casts: Arc::default(),
+                data: Version::new(name),
                 version: 0,
             }),
         });
@@ -106,11 +112,16 @@ impl ScaledVar {
         &self.0.name
     }
 
-    /// The value, as a leaf of the graph.
+    /// The value, as a leaf of the graph. It shares the data, which change in place: once they have changed, it is an error
+    /// ([`Error::ChangedParameter`]) to read this value, or to differentiate what was computed from it. [`Scaled::to_tensor`] copies.
     pub fn value(&self) -> Scaled {
-        let Current { scale, casts, .. } = self.current().clone();
+        let current = self.current().clone();
+        let Current {
+            scale, casts, data, ..
+        } = current;
         let mut value = Scaled::new(self.0.var.as_tensor().detach(), scale);
         value.casts = casts;
+        value.origin = Some(data);
         value.node = Some(self.0.node.clone());
         value
     }
@@ -166,12 +177,14 @@ impl ScaledVar {
         &self.0.var
     }
 
-    /// Announces new data and their scale, so that new FP8 copies are made.
+    /// Announces new data and their scale, so that new FP8 copies are made and no earlier value is taken for theirs.
     pub fn changed(&self, scale: Scale) {
         let mut current = self.current();
+        current.data.end();
         *current = Current {
             scale,
             casts: Arc::default(),
+            data: Version::new(self.0.name.clone()),
             version: current.version + 1,
         };
     }

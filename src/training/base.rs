@@ -113,7 +113,8 @@ impl TrainableModel {
         let vars = VarMap::new();
         let mut values = BTreeMap::new();
         for name in source.names() {
-            let is_float = source.dtype(&name).is_none_or(|dtype| dtype.is_float());
+            let is_float = source.raw_dtype(&name).is_none()
+                && source.dtype(&name).is_none_or(|dtype| dtype.is_float());
             if is_float && !is_new(&name) {
                 let dtype = if learns(&name) { dtype } else { DType::F32 };
                 let value = source.value(&name, dtype)?.to_device(device)?;

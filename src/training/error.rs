@@ -124,6 +124,17 @@ pub enum Error {
         /// A file of that run.
         found: String,
     },
+    /// The folder holds what a run would write, but no run: it belongs to another program.
+    #[error(
+        "{} holds {found} but no run.json, so it is not of a run and stays: name another folder",
+        path.display()
+    )]
+    NotOfARun {
+        /// The folder.
+        path: PathBuf,
+        /// A file or folder with a name that a run gives to its own.
+        found: String,
+    },
     /// The drawing of the losses failed.
     #[error("cannot draw the losses: {reason}")]
     Plot {

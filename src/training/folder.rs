@@ -41,30 +41,40 @@ impl RunFolder {
     /// what it has trained.
     ///
     /// # Errors
-    /// [`Error::RunExists`], and if a file cannot be written.
+    /// [`Error::RunExists`]; [`Error::NotOfARun`] where files of these names lie without a `run.json`, also with `replace`; and if a file cannot
+    /// be written.
     pub fn create(
         path: impl Into<PathBuf>,
         settings: &impl Serialize,
         replace: bool,
     ) -> Result<Self> {
         let folder = Self { path: path.into() };
-        let mut own = vec![SETTINGS, METRICS, SUMMARY, LOSSES, STATS, CHECKPOINTS];
-        // Without a run, folders of these names belong to something else.
-        if folder.path.join(SETTINGS).exists() {
-            own.extend(RESULTS);
-        }
-        let old: Vec<_> = (own.iter().map(|name| (name, folder.path.join(name))))
+        // The settings are removed last: what is left of a removal that was killed still counts as a run.
+        let own = [METRICS, SUMMARY, LOSSES, STATS, CHECKPOINTS];
+        let own = own.iter().chain(&RESULTS).chain([&SETTINGS]);
+        let old: Vec<_> = own
+            .map(|name| (*name, folder.path.join(name)))
             .filter(|(_, path)| fs::symlink_metadata(path).is_ok())
             .collect();
-        if let (Some((found, _)), false) = (old.first(), replace) {
-            return Err(Error::RunExists {
-                path: folder.path,
-                found: found.to_string(),
-            });
+        let is_run = old.last().is_some_and(|(name, _)| *name == SETTINGS);
+        match old.first() {
+            // Another program's: a run would replace them now or at its end.
+            Some((found, _)) if !is_run => {
+                return Err(Error::NotOfARun {
+                    path: folder.path,
+                    found: found.to_string(),
+                });
+            }
+            Some(_) if !replace => {
+                return Err(Error::RunExists {
+                    path: folder.path,
+                    found: SETTINGS.to_string(),
+                });
+            }
+            _ => {}
         }
         for (name, path) in &old {
-            let is_folder = [CHECKPOINTS].iter().chain(&RESULTS).any(|own| own == *name);
-            let removed = match is_folder {
+            let removed = match *name == CHECKPOINTS || RESULTS.contains(name) {
                 true => fs::remove_dir_all(path),
                 false => fs::remove_file(path),
             };

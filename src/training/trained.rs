@@ -5,6 +5,7 @@ use super::vars::locked;
 use crate::rewrite::Source;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
+use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -64,6 +65,17 @@ impl Source for Trained<'_> {
             Some(value) => Some(value.dtype()),
             None => self.source.dtype(name),
         }
+    }
+
+    fn raw_dtype(&self, name: &str) -> Option<Dtype> {
+        match self.values.contains_key(name) {
+            true => None,
+            false => self.source.raw_dtype(name),
+        }
+    }
+
+    fn raw_bytes(&self, name: &str, bytes: Range<usize>) -> crate::fp8_files::Result<Vec<u8>> {
+        self.source.raw_bytes(name, bytes)
     }
 
     fn is_fp8(&self, name: &str) -> bool {

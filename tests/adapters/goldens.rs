@@ -68,6 +68,9 @@ fn they_are_written_as_peft_wrote_them() -> Outcome {
                 Ok(serde_json::from_str(&text)?)
             };
             let (got, expected) = (config(&dir)?, config(&adapter_dir(name))?);
+            for key in ["peft_type", "r", "lora_alpha", "target_modules"] {
+                assert!(got.get(key).is_some(), "{name}: no {key}");
+            }
             for (key, value) in got.as_object().ok_or("an object")? {
                 // PEFT writes an empty list for a model with fused experts.
                 let none = value.is_null() && expected[key] == json!([]);

@@ -8,7 +8,8 @@ use fp8::fp8_core::{AmaxCompute, CustomAmax};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{Autocast, Error, Recipe, end_step, fp8_autocast, save_calibrated};
 use fp8_test_support::{
-    Mlp, assert_same, assert_text, delayed, device, fill, of, prepare, slots, tensor,
+    Mlp, assert_same, assert_text, delayed, device, fill, flat, of, prepare, skipped_on_cuda,
+    slots, tensor,
 };
 use serde_json::Value;
 use std::path::Path;
@@ -134,6 +135,35 @@ fn counts_of_inf_and_nan_come_back() {
         let guard = fp8_autocast(recipe).unwrap();
         resumed.mlp.forward(&resumed.input()).unwrap();
         assert_eq!(guard.close().unwrap().non_finite().unwrap(), []);
+    }
+}
+
+/// Codes of a weight with Inf are finite, and so are gradients: each step that uses them is skipped, in a resumed run too.
+#[test]
+fn inf_in_a_weight_skips_the_steps_of_a_resumed_run() {
+    if skipped_on_cuda("a device does not tell the host of Inf in codes that it keeps") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(1, delayed(4));
+    run.train();
+    let weight = run.vars.data().lock().unwrap()["up.weight"].clone();
+    let mut values = flat(&weight);
+    values[3] = f32::INFINITY;
+    weight.set(&of(&values, weight.dims())).unwrap();
+    let skips = |run: &mut Run| {
+        let loss = run.forward().sqr().unwrap().sum_all().unwrap();
+        let grads = loss.backward().unwrap();
+        run.optimizer.apply(&grads).unwrap().skipped().unwrap()
+    };
+    assert!(skips(&mut run));
+    run.save(&file(&dir));
+    let mut resumed = Run::new(2, delayed(4));
+    resumed.resume(&file(&dir)).unwrap();
+    for (case, run) in [("as before", &mut run), ("resumed", &mut resumed)] {
+        for step in 0..2 {
+            assert!(skips(run), "{case}, step {step}");
+        }
     }
 }
 

@@ -218,6 +218,10 @@ fn named_recipes_leave_operators_alone() {
         "{layers:?}"
     );
     assert!(
+        layers.contains(&"up") && layers.contains(&"head"),
+        "{layers:?}"
+    );
+    assert!(
         casts
             .keys()
             .all(|(_, operand)| !["output", "grad_input"].contains(operand))

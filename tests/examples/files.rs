@@ -110,7 +110,41 @@ fn calibrate_replaces_a_model_only_with_overwrite() -> Outcome {
     assert_eq!(fs::read(&written)?, b"old");
     run(&["--overwrite"])?;
     assert_ne!(fs::read(&written)?, b"old");
+    // Parts of another model; whoever opened the folder would read its shards, so these are not replaced either.
+    fs::remove_dir_all(&out)?;
+    fs::create_dir(&out)?;
+    for (file, text) in [
+        ("config.json", "{}"),
+        ("model.safetensors.index.json", r#"{"weight_map": {}}"#),
+    ] {
+        let path = format!("{out}/{file}");
+        fs::write(&path, text)?;
+        let error = run(&[]).unwrap_err().to_string();
+        assert!(
+            error.contains(file) && error.contains("--overwrite"),
+            "{error}"
+        );
+        if file != "config.json" {
+            let error = run(&["--overwrite"]).unwrap_err().to_string();
+            assert!(error.contains(file), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&path)?, text);
+        fs::remove_file(&path)?;
+    }
     Ok(())
+}
+
+#[test]
+fn options_of_what_calibrate_writes_need_a_recipe() {
+    let all = ["calibrate", "model", "--ids", "ids"];
+    let needy: [&[&str]; 2] = [&["--to", "autofp8"], &["--power-of-two-inputs"]];
+    for more in needy {
+        let args = [&all[..], more].concat();
+        let error = calibrate::Args::try_parse_from(args).err();
+        let error = error.map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("--recipe"), "{more:?}: {error}");
+    }
+    assert!(calibrate::Args::try_parse_from(all).is_ok());
 }
 
 #[cfg(unix)]

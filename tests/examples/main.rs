@@ -1,4 +1,4 @@
-//! The parts of the examples that touch a user's files, how their errors read, and the comparison of `encoder_layer`.
+//! The parts of the examples that touch a user's files, how their errors read, the clients of `serve`, and the comparison of `encoder_layer`.
 
 #![allow(
     clippy::duplicate_mod,
@@ -7,6 +7,7 @@
 
 mod encoder_layer;
 mod files;
+mod serve;
 mod train_gpt;
 
 #[allow(dead_code, reason = "the example uses the rest")]
@@ -21,6 +22,9 @@ mod candle_sources;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/train_gpt/choice.rs"]
 mod choice;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/serve/clients.rs"]
+mod clients;
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
 #[path = "../../examples/encoder_layer/compare.rs"]

@@ -135,6 +135,39 @@ fn a_given_configuration_replaces_the_old_one() {
     assert_eq!(config["quantization_config"]["format"], "float-quantized");
 }
 
+/// The numbers that Python writes and JSON does not have.
+#[test]
+fn the_tokens_of_an_old_configuration_stay() {
+    let (net, dir) = (fresh(2), tempfile::tempdir().unwrap());
+    calibrate(&net, delayed(4), &x());
+    let old = "{\"limits\": [0.0, Infinity], \"name\": \"NaN\"}";
+    fs::write(dir.path().join("config.json"), old).unwrap();
+    let report = save_calibrated(&net, dir.path()).unwrap();
+    let text = fs::read_to_string(report.config).unwrap();
+    for part in ["0.0,\n    Infinity\n", "\"name\": \"NaN\""] {
+        assert!(text.contains(part), "{text}");
+    }
+    Checkpoint::open(&[report.model]).unwrap();
+}
+
+/// Whoever opens the directory would read the shards.
+#[test]
+fn a_directory_with_an_index_of_shards_is_refused() {
+    let (net, dir) = (fresh(2), tempfile::tempdir().unwrap());
+    calibrate(&net, delayed(4), &x());
+    let index = dir.path().join("model.safetensors.index.json");
+    fs::write(&index, r#"{"weight_map": {}}"#).unwrap();
+    for path in [dir.path().to_path_buf(), dir.path().join("x.safetensors")] {
+        let error = save_calibrated(&net, path).unwrap_err();
+        assert!(
+            matches!(&error, Error::Export(fp8::ExportError::Sharded { index: found }) if *found == index),
+            "{error:?}"
+        );
+        assert_text("sharded", error, &["index.json", "another directory"]);
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn paths_that_are_not_regular_files_are_not_replaced() {
     let net = fresh(2);

@@ -2,14 +2,16 @@
 
 use candle_core::{DType, Module};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::config::{CastConfig, Fp8LinearConfig, RecipeName};
-use fp8::fp8_core::Granularity;
+use fp8::config::{CastConfig, Fp8LinearConfig, Recipe, RecipeName};
+use fp8::fp8_core::{Cast, Format, Granularity};
 use fp8::load::{Checkpoint, var_builder};
 use fp8::{Error, ExportOptions, FilesError, Ragged, nn, save_calibrated, save_calibrated_with};
 use fp8_test_support::calibrated::{
-    HIDDEN, Net, blocks, calibrate, casts, eval, fresh, quantization, x,
+    HIDDEN, IN, Net, blocks, calibrate, casts, eval, fresh, quantization, x,
 };
-use fp8_test_support::{assert_same, assert_served, assert_text, device, fill, prepare, tensor};
+use fp8_test_support::{
+    assert_same, assert_served, assert_text, device, fill, flat, of, prepare, tensor,
+};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::fs;
@@ -95,6 +97,36 @@ fn every_granularity_is_exported_as_itself_and_served() {
             let read = |dir: &Path| fs::read(dir.join(name)).unwrap();
             assert_eq!(read(dir.path()), read(again.path()), "{case}: {name} again");
         }
+    }
+}
+
+/// Numbers in bf16 lie halfway between two codes more often than numbers in f32. A file rounds them as the calibrated model does.
+#[test]
+fn inputs_in_bf16_have_the_codes_of_the_calibrated_model() {
+    // Eight significant bits each, up to 196 / 64.
+    let value = |i: usize| {
+        let size = (128 + i % 69) as f32 / 64. / (1 << (i / 69)) as f32;
+        if i.is_multiple_of(2) { size } else { -size }
+    };
+    let values: Vec<f32> = (0..10 * IN).map(value).collect();
+    let x = of(&values, &[10, IN]).to_dtype(DType::BF16).unwrap();
+    let fixed = CastConfig::static_tensorwise();
+    for (name, recipe) in [
+        ("delayed", Recipe::from(RecipeName::Delayed)),
+        ("static", Recipe::from(casts(fixed, fixed))),
+    ] {
+        let (net, dir) = (fresh(9), tempfile::tempdir().unwrap());
+        calibrate(&net, recipe.clone(), &x);
+        save_calibrated(&net, dir.path()).unwrap();
+        let file = Checkpoint::open(&[dir.path().join("model.safetensors")]).unwrap();
+        let scale = flat(&file.tensor("up.input_scale", &device()).unwrap())[0];
+        let cast = Cast::new(Format::E4M3);
+        let moves =
+            |x: &f32| cast.encode_divided(*x, scale, 0) != cast.encode_scaled(*x, 1. / scale, 0);
+        assert!(values.iter().any(moves), "{name}: both rules agree");
+        let expected = eval(&net, recipe, &x);
+        let got = Net::load(dir.path()).forward(&x).unwrap();
+        assert_same(name, &got, &expected);
     }
 }
 

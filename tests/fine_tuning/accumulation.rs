@@ -57,6 +57,7 @@ fn both(
 #[track_caller]
 fn assert_same_gradients(case: &str, [whole, parts]: &[(VarMap, GradStore); 2], tolerance: f64) {
     assert!(check_gradients(&parts.0, &parts.1).is_empty(), "{case}");
+    assert_eq!(named(&whole.0).len(), named(&parts.0).len(), "{case}");
     for ((name, var), (_, own)) in named(&whole.0).iter().zip(named(&parts.0)) {
         let (expected, got) = (whole.1.get(var).unwrap(), parts.1.get(&own).unwrap());
         assert_close(&format!("{case}, {name}"), got, expected, tolerance);

@@ -3,7 +3,7 @@
 use crate::support::*;
 use candle_core::{DType, Module, Tensor, Var};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
-use fp8_recipes::nn::{Linear, LoraConfig, LoraLinear};
+use fp8_recipes::nn::{Linear, LoraConfig, LoraLinear, LoraUpdate};
 use fp8_recipes::optim::{AdamW, AdamWConfig};
 use fp8_recipes::{Fp8Layer, check_gradients, with_fp8};
 
@@ -166,5 +166,33 @@ fn adapters_take_inputs_of_any_rank_freeze_a_base_in_high_precision_and_merge() 
             "{error}"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn an_update_refuses_as_many_elements_in_another_shape() -> Outcome {
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let update = LoraUpdate::new((HIDDEN, IN), LoraConfig::new(4), vb.pp("up"))?;
+    let (x, y) = (tensor(1, &[2, 3, IN]), tensor(2, &[2, 3, HIDDEN]));
+    assert_eq!(update.add_to(&y, &x, None)?.dims(), y.dims());
+    let error = update.add_to(&y, &x.transpose(1, 2)?, None).unwrap_err();
+    assert!(error.to_string().contains("layer `up`"), "{error}");
+    let error = update.add_to(&y.transpose(0, 1)?, &x, None).unwrap_err();
+    assert!(error.to_string().contains("the layer's result"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_merged_layer_rounds_operands_as_its_base_does() -> Outcome {
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let base = fp8_recipes::nn::linear(IN, HIDDEN, vb.pp("up"))?;
+    let base = base.with_operands(Some(DType::BF16));
+    // B begins with zeros: the merged weight is the base's.
+    let merged = lora(base.clone(), vb.pp("adapter")).merge()?;
+    assert_eq!(merged.operands(), Some(DType::BF16));
+    let x = tensor(1, &[5, IN]);
+    assert_eq!(flat(&merged.forward(&x)?), flat(&base.forward(&x)?));
     Ok(())
 }

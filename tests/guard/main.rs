@@ -6,6 +6,7 @@ mod flows;
 mod helpers;
 mod high_precision;
 mod histories;
+mod judged;
 mod nesting;
 mod non_finite;
 mod non_finite_causes;

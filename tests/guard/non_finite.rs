@@ -238,9 +238,12 @@ fn backward_passes_after_several_forward_passes_count() {
     let x = Tensor::from_vec(x, (2, 64), &device()).unwrap();
     let of = |x: &Tensor| with_fp8(delayed(4), || model.forward(x)).unwrap();
     let good = (&x.zeros_like().unwrap() + 1.).unwrap();
-    for (first, expected) in [(&x, true), (&good, false)] {
-        let losses = [of(first), of(&good)].map(|y| y.mean_all().unwrap());
-        let loss = (&losses[0] + &losses[1]).unwrap();
+    // However many come between.
+    for (first, others, expected) in [(&x, 1, true), (&x, 66, true), (&good, 66, false)] {
+        let passes = std::iter::once(first).chain(std::iter::repeat_n(&good, others));
+        let losses: Vec<Tensor> = passes.map(|x| of(x).mean_all().unwrap()).collect();
+        let sum = losses.iter().cloned().reduce(|a, b| (a + b).unwrap());
+        let loss = sum.unwrap();
         let grads = loss.backward().unwrap();
         drop((losses, loss));
         assert_eq!(adamw.apply(&grads).unwrap().skipped().unwrap(), expected);

@@ -108,3 +108,27 @@ fn every_optimizer_gives_up_after_so_many_steps() {
             .is_err()
     );
 }
+
+#[test]
+fn a_hundred_skipped_steps_are_too_many_by_default() {
+    fn ends<E: std::fmt::Debug + std::fmt::Display>(mut step: impl FnMut() -> Result<bool, E>) {
+        for i in 1..100 {
+            assert!(step().unwrap(), "step {i}");
+        }
+        let error = step().unwrap_err().to_string();
+        assert!(error.contains("100 steps in a row"), "{error}");
+        assert!(error.contains("max_skipped_steps = 100"), "{error}");
+    }
+    let model = Mlp::new(DType::F32);
+    let loss = || model.loss(1, f64::NAN).unwrap();
+    let grads = || loss().backward().unwrap();
+    let mut adamw = model.adamw();
+    ends(|| adamw.apply(&grads())?.skipped());
+    let mut sgd = Sgd::from_varmap(&model.vars, SgdConfig::default()).unwrap();
+    ends(|| sgd.apply(&grads())?.skipped());
+    let (mut scaler, mut adamw) = (DynamicLossScaler::default(), model.adamw());
+    ends(|| {
+        let step = scaler.backward_step(&loss(), &mut adamw);
+        step.map(|step| step.skipped())
+    });
+}

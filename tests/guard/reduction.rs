@@ -3,8 +3,11 @@
 use crate::helpers::*;
 use candle_core::{Module, Tensor};
 use fp8::config::Recipe;
-use fp8::{Autocast, ReductionGroup, SingleProcess, end_step, is_fp8_enabled};
-use fp8_test_support::{Layer, assert_text, delayed, of, prepare};
+use fp8::{
+    Autocast, Error, GuardError, ReductionGroup, SingleProcess, end_step, fp8_autocast,
+    is_fp8_enabled,
+};
+use fp8_test_support::{Layer, assert_text, delayed, of, prepare, slots};
 use std::sync::{Arc, Mutex};
 
 /// A group of two ranks. The other one always reports `other`, cut or repeated to the length that is needed.
@@ -139,9 +142,10 @@ fn the_reduction_group_of_the_innermost_guard_counts() {
         ("none inside", vec![with(&outer), delayed(2).into()], 2.),
     ] {
         let layer = Layer::prepared("fc", 207, 2, 2);
-        {
-            let _nest = Nest::open(&guards);
-            layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+        let mut nest = Nest::open(&guards);
+        layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+        while let Some(guard) = nest.0.pop() {
+            guard.close().unwrap();
         }
         assert_eq!(layer.slot("input").history[0], expected, "{case}");
     }
@@ -196,4 +200,79 @@ fn close_reports_what_drop_only_logs() {
         1.,
         "no update without the other rank"
     );
+}
+
+/// An error that no layer has seen, as in a loss or a backward pass over ranks.
+fn leave_early(autocast: Autocast, layer: Option<&Layer>) {
+    let fails = || -> Result<(), &'static str> {
+        let _guard = open(autocast);
+        if let Some(layer) = layer {
+            layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+        }
+        Err("the batch is damaged")
+    };
+    fails().unwrap_err();
+}
+
+#[test]
+fn a_dropped_guard_waits_for_no_other_rank() {
+    let layer = Layer::prepared("fc", 210, 2, 2);
+    let group = TwoRanks::new(&[8.]);
+    let autocast = || Autocast::new(delayed(2)).reduction_group(group.clone());
+    let next = |case: &str| {
+        assert_eq!(group.calls(), Vec::<Vec<f32>>::new(), "{case}");
+        // One rank alone may evaluate, before and after.
+        open(autocast().training(false)).close().unwrap();
+        let error = fp8_autocast(autocast()).unwrap_err();
+        assert!(matches!(error, Error::Guard(GuardError::Dropped)), "{case}");
+        assert_text(case, error, &["was dropped", "close()", "with_fp8"]);
+        // It is said once.
+        open(autocast()).abort();
+    };
+    let before = slots(&layer.linear);
+    leave_early(autocast(), Some(&layer));
+    next("a first step");
+    leave_early(autocast().calibrating(true), Some(&layer));
+    next("a calibration");
+    assert_eq!(slots(&layer.linear), before, "no trace");
+
+    train(
+        &layer,
+        autocast(),
+        &of(&[4., 0.], &[1, 2]),
+        &of(&[1., 1.], &[1, 2]),
+    );
+    end_step().unwrap();
+    assert_eq!(group.calls().len(), 2, "a step that counts");
+    let before = slots(&layer.linear);
+    assert_eq!(before[0].history, [8., 0.]);
+    leave_early(autocast(), Some(&layer));
+    next("a later step");
+    // The others may have used the model in it.
+    leave_early(autocast(), None);
+    next("a later step without a layer");
+    end_step().unwrap();
+    assert_eq!(slots(&layer.linear), before, "no trace");
+}
+
+/// Nobody waits: a dropped guard counts, as without a group.
+#[test]
+fn a_dropped_guard_counts_where_nothing_is_reduced_over_ranks() {
+    let recipes: [(&str, Recipe, Arc<dyn ReductionGroup>); 3] = [
+        ("one rank", delayed(2).into(), Arc::new(SingleProcess)),
+        (
+            "reduce_amax off",
+            delayed(2).with_reduce_amax(false).into(),
+            TwoRanks::new(&[8.]),
+        ),
+        ("tensorwise", recipe("tensorwise"), TwoRanks::new(&[8.])),
+    ];
+    for (case, recipe, group) in recipes {
+        let layer = Layer::prepared("fc", 211, 2, 2);
+        let autocast = || Autocast::new(recipe.clone()).reduction_group(group.clone());
+        leave_early(autocast(), Some(&layer));
+        let counts = layer.slot("input").history.first() == Some(&2.);
+        assert_eq!(counts, case != "tensorwise", "{case}");
+        open(autocast()).close().unwrap();
+    }
 }

@@ -7,6 +7,13 @@ use fp8::{Autocast, end_step, is_fp8_enabled};
 use fp8_test_support::{Layer, Slot, assert_text, delayed, of, slots, tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// Fails unless it ended with this panic and no other.
+#[track_caller]
+fn assert_panicked<T>(outcome: std::thread::Result<T>, with: &str) {
+    let panic = outcome.err().expect("a panic");
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&with));
+}
+
 #[test]
 fn a_panic_restores_what_was_there_and_updates_nothing() {
     for initial in [InitialScale::One, InitialScale::FirstBatch] {
@@ -34,7 +41,7 @@ fn a_panic_restores_what_was_there_and_updates_nothing() {
             backward(&y, &go);
             panic!("a step that fails");
         }));
-        assert!(outcome.is_err());
+        assert_panicked(outcome, "a step that fails");
         assert!(!is_fp8_enabled(), "{initial:?}: the guards are gone");
         let after = slots(&panicked.linear);
         assert_eq!(
@@ -67,7 +74,7 @@ fn a_panic_in_the_first_step_does_not_keep_a_frozen_weight_at_scale_one() {
         layer.linear.forward(&x).unwrap();
         panic!("the first step");
     }));
-    assert!(outcome.is_err());
+    assert_panicked(outcome, "the first step");
     for _ in 0..2 {
         let _guard = open(delayed(4));
         layer.linear.forward(&x).unwrap();
@@ -88,7 +95,7 @@ fn a_panic_drops_what_a_calibration_recorded() {
         layer.linear.forward(&of(&[100.; 4], &[1, 4])).unwrap();
         panic!("while calibrating");
     }));
-    assert!(outcome.is_err());
+    assert_panicked(outcome, "while calibrating");
     assert_eq!(
         layer.linear.fp8_state().unwrap().calibration(),
         None,
@@ -110,7 +117,7 @@ fn a_panic_inside_an_inner_guard_leaves_the_outer_one_open() {
         let _inner = open(Autocast::disabled());
         panic!("inside");
     }));
-    assert!(outcome.is_err());
+    assert_panicked(outcome, "inside");
     assert!(is_fp8_enabled(), "the outer guard is back");
     let x = tensor(67, &[2, 4]);
     layer.linear.forward(&x).unwrap();

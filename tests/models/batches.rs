@@ -30,6 +30,7 @@ fn each_prompt_gets_what_it_gets_alone() -> Result<()> {
         .with_repetition_penalty(1.3, Some(5))
         .with_stop_tokens([11, 30, 31]);
     let (together, _) = all(&prompts(), &options)?;
+    assert_eq!(together.len(), prompts().len());
     for (prompt, output) in prompts().iter().zip(&together) {
         let (alone, _) = all(std::slice::from_ref(prompt), &options)?;
         assert_eq!(*output, alone[0], "{prompt:?}");
@@ -208,6 +209,7 @@ fn each_prompt_of_an_fp8_model_gets_what_it_gets_alone() -> Result<()> {
         )
     };
     let together = run(&prompts())?;
+    assert_eq!(together.len(), prompts().len());
     for (prompt, output) in prompts().iter().zip(&together) {
         assert_eq!(*output, run(std::slice::from_ref(prompt))?[0], "{prompt:?}");
     }

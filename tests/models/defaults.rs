@@ -1,6 +1,8 @@
 //! What a `config.json` leaves out means what it means to transformers, and what a caller leaves out is what the documentation says.
 
-use fp8::models::{GenerationOptions, LlamaConfig};
+use fp8::models::gguf::{GgufOptions, GgufType};
+use fp8::models::{AdapterConfig, GenerationOptions, LlamaConfig, RopeScaling, Targets};
+use fp8::nn::LoraConfig;
 use fp8_files::search::SearchOptions;
 use serde_json::{Value, json};
 
@@ -72,6 +74,89 @@ fn a_window_belongs_to_families_that_have_one() {
     assert_eq!(parse("llama", &entries).sliding_windows, [None; 3]);
 }
 
+/// An entry that is null says that there is none.
+#[test]
+fn a_window_that_a_file_leaves_out_has_4096_tokens_in_some_families() {
+    let entries = json!({ "use_sliding_window": true, "max_window_layers": 0 });
+    for (kind, window) in [
+        ("mistral", Some(4096)),
+        ("qwen2", Some(4096)),
+        ("qwen3", Some(4096)),
+        ("qwen3_moe", Some(4096)),
+        ("mixtral", None),
+        ("phi3", None),
+        ("llama", None),
+    ] {
+        let left_out = parse(kind, &entries).sliding_windows;
+        assert_eq!(left_out, [window; 3], "{kind}");
+        let mut null = entries.clone();
+        null["sliding_window"] = Value::Null;
+        assert_eq!(parse(kind, &null).sliding_windows, [None; 3], "{kind}");
+    }
+    assert_eq!(parse("qwen3", &json!({})).sliding_windows, [None; 3]);
+}
+
+#[test]
+fn the_positions_of_a_model_depend_on_the_family() {
+    for (kind, positions) in [
+        ("llama", 2048),
+        ("mistral", 131_072),
+        ("mixtral", 131_072),
+        ("qwen2", 32_768),
+        ("qwen3", 32_768),
+        ("qwen3_moe", 32_768),
+        ("phi3", 4096),
+    ] {
+        let yarn = json!({ "rope_scaling": { "rope_type": "yarn", "factor": 2.0 } });
+        let config = parse(kind, &yarn);
+        assert_eq!(config.max_position_embeddings, positions, "{kind}");
+        let from = match config.rope.scaling {
+            RopeScaling::Yarn { original, .. } => original,
+            other => panic!("{kind}: {other:?}"),
+        };
+        assert_eq!(from, positions, "{kind}");
+    }
+}
+
+/// transformers ignores the entry in a Qwen2.
+#[test]
+fn qwen2_has_biases_of_queries_keys_and_values_whatever_its_file_says() {
+    for (kind, entry, expected) in [
+        ("qwen2", json!({}), (true, false)),
+        ("qwen2", json!({ "attention_bias": false }), (true, false)),
+        ("qwen2", json!({ "attention_bias": true }), (true, false)),
+        ("llama", json!({}), (false, false)),
+        ("llama", json!({ "attention_bias": true }), (true, true)),
+        ("qwen3", json!({ "attention_bias": false }), (false, false)),
+    ] {
+        let config = parse(kind, &entry);
+        let biases = (config.qkv_bias, config.output_bias);
+        assert_eq!(biases, expected, "{kind}, {entry}");
+    }
+}
+
+/// Python writes numbers that JSON does not have: none of them counts as an entry that is left out.
+#[test]
+fn numbers_that_are_not_finite_have_no_default() {
+    let whole = json!({
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    });
+    LlamaConfig::parse("config.json", &whole).expect("a configuration");
+    for entry in ["rms_norm_eps", "rope_theta", "num_key_value_heads"] {
+        for token in ["NaN", "Infinity", "-Infinity"] {
+            let mut config = whole.clone();
+            config[entry] = fp8_files::python_json::parse(token).expect("a token");
+            let error = LlamaConfig::parse("config.json", &config).expect_err(entry);
+            let is_named = matches!(
+                &error,
+                fp8::models::Error::Config { key, value, .. } if key == entry && value == token
+            );
+            assert!(is_named, "{error}");
+        }
+    }
+}
+
 #[test]
 fn options_have_the_documented_defaults() {
     let options = GenerationOptions::default();
@@ -79,7 +164,39 @@ fn options_have_the_documented_defaults() {
     // Greedy, with all tokens.
     let draws = (options.temperature, options.top_k, options.top_p);
     assert_eq!(draws, (0., None, None));
+    assert_eq!(options.repetition_penalty, 1.);
+    assert_eq!((options.repetition_window, options.seed), (None, 0));
+    // The model's own end tokens, and as large a cache as the tokens need.
+    assert!(options.stop_tokens.is_empty() && options.stop_strings.is_empty());
+    assert!(!options.ignore_eos);
+    assert_eq!(options.cache_capacity, None);
     let options = SearchOptions::default();
     assert_eq!((options.damping, options.caution), (0.3, 10.));
     assert!(options.outliers && options.retuning);
+}
+
+#[test]
+fn updates_of_adapters_are_multiplied_by_1_and_drop_nothing() {
+    let config = AdapterConfig::new(8);
+    assert_eq!((config.rank, config.alpha, config.dropout), (8, 8., 0.));
+    assert_eq!(config.targets, Targets::AllLinear);
+    assert!(!config.rslora && config.saved.is_empty() && config.exclude.is_none());
+    let config = LoraConfig::new(8);
+    assert_eq!((config.rank, config.alpha, config.dropout), (8, 8., 0.));
+    assert!(!config.rslora);
+    assert_eq!(config.factor(), 1.);
+}
+
+#[test]
+fn gguf_files_are_q8_0_and_replace_nothing() {
+    let options = GgufOptions::default();
+    assert_eq!(options.tensor_type, GgufType::Q8_0);
+    assert!(!options.overwrite);
+    assert_eq!((options.name, options.pre_tokenizer), (None, None));
+    for name in ["f32", "f16", "bf16", "q8_0", "Q8_0", "BF16"] {
+        let parsed: GgufType = name.parse().expect("a type");
+        assert_eq!(parsed.to_string(), name.to_lowercase());
+    }
+    let error = "q4_0".parse::<GgufType>().expect_err("no type");
+    assert_eq!(error, "`q4_0` is not f32, f16, bf16 or q8_0");
 }

@@ -156,6 +156,7 @@ fn rows_of_different_lengths_continue_as_alone() {
         outputs.expect("tokens")
     };
     let together = run(&prompts);
+    assert_eq!(together.len(), prompts.len());
     for (prompt, together) in prompts.iter().zip(&together) {
         let alone = run(std::slice::from_ref(prompt));
         assert_eq!(alone[0].tokens, together.tokens);
@@ -199,6 +200,48 @@ fn it_trains() -> Result<(), Box<dyn std::error::Error>> {
         assert_close(name, &slope, &Tensor::new(norm, &Device::Cpu)?, 1e-4);
     }
     Ok(())
+}
+
+/// What a file leaves out of its experts is what transformers assumes, and null is none.
+#[test]
+fn experts_have_the_defaults_of_transformers() {
+    let left_out = |family: &str| {
+        let (_, mut config) = of_golden(family);
+        config["n_routed_experts"] = json!(32);
+        let entries = config.as_object_mut().expect("an object");
+        for key in [
+            "n_group",
+            "topk_group",
+            "routed_scaling_factor",
+            "n_shared_experts",
+            "first_k_dense_replace",
+        ] {
+            entries.remove(key);
+        }
+        config
+    };
+    let parsed = |config: &Value| {
+        let config = LlamaConfig::parse("config.json", config).expect("a configuration");
+        (config.num_layers, config.moe.expect("experts"))
+    };
+    let (layers, v3) = parsed(&left_out("deepseek_v3"));
+    let groups = v3.routing.groups.expect("groups");
+    assert_eq!((groups.count, groups.chosen, groups.best), (8, 4, 2));
+    assert_eq!(v3.routing.scaling, 2.5);
+    assert_eq!(v3.shared_size, Some(v3.intermediate_size));
+    let dense: Vec<usize> = (0..layers.min(3)).collect();
+    assert_eq!(v3.dense_layers, dense);
+    for (family, shared) in [("deepseek_v2", 2), ("mistral4", 1)] {
+        let (_, moe) = parsed(&left_out(family));
+        assert_eq!((moe.routing.groups, moe.routing.scaling), (None, 1.));
+        assert_eq!(moe.shared_size, Some(shared * moe.intermediate_size));
+        assert!(moe.dense_layers.is_empty(), "{family}");
+    }
+    let mut none = left_out("deepseek_v3");
+    none["n_shared_experts"] = Value::Null;
+    none["n_group"] = Value::Null;
+    let (_, moe) = parsed(&none);
+    assert_eq!((moe.shared_size, moe.routing.groups), (None, None));
 }
 
 #[test]

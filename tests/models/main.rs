@@ -2,6 +2,7 @@
 
 mod batches;
 mod defaults;
+mod entries;
 mod gguf;
 mod goldens;
 mod latent;

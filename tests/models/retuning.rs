@@ -76,6 +76,7 @@ fn inputs_are_rounded_less_and_high_precision_stays() -> Outcome {
             with.retuned.iter().any(|norm| norm == FIRST_NORM),
             "{family}"
         );
+        assert!(!with.chosen.shifts.is_empty(), "{family}");
         for shift in with.chosen.shifts.values() {
             assert!(shift.iter().all(|factor| (0.5..=2.).contains(factor)));
         }

@@ -127,6 +127,7 @@ fn prompts_of_all_lengths_run_together_and_get_what_they_get_alone() {
             calls[5..].iter().all(|shape| *shape == [6, 1]),
             "{case}: {calls:?}"
         );
+        assert_eq!(together.len(), prompts().len(), "{case}");
         for (prompt, output) in prompts().iter().zip(&together) {
             let alone = run(&model, std::slice::from_ref(prompt), &options);
             assert_eq!(*output, alone[0], "{case}: {} tokens", prompt.len());
@@ -183,12 +184,19 @@ fn texts_end_at_the_positions_and_at_the_tokens_of_the_model() {
     let few = model(&[("max_position_embeddings", json!(80))]);
     let options = GenerationOptions::default().with_max_new_tokens(30);
     let ended = run(&few, &prompts(), &options);
+    assert_eq!([ended.len(), free.len()], [prompts().len(); 2]);
     for ((output, free), prompt) in ended.iter().zip(&free).zip(prompts()) {
         let (room, finish) = match prompt.len() {
             70 => (10, FinishReason::Positions),
             _ => (30, FinishReason::Length),
         };
         assert_eq!(*output, (free.0[..room].to_vec(), finish));
+    }
+    // No memory has room for so many tokens, and none is needed.
+    let endless = options.clone().with_max_new_tokens(1 << 50);
+    for (output, prompt) in run(&few, &prompts(), &endless).iter().zip(prompts()) {
+        let expected = (80 - prompt.len(), FinishReason::Positions);
+        assert_eq!((output.0.len(), output.1), expected);
     }
     let long = vec![vec![1; 80], vec![1; 81]];
     let refused = generate(&few, &long, &options, &mut |_| ControlFlow::Continue(()));

@@ -82,6 +82,7 @@ fn resumed_ranks_repeat_every_loss() {
         });
         for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
             assert_eq!(got.0, expected.0, "{recipe}, rank {rank}: losses");
+            assert_eq!(got.1.len(), expected.1.len(), "{recipe}, rank {rank}");
             for (name, expected) in &expected.1 {
                 // Counts of Inf and NaN are those of the rank that saved.
                 let is_count = name.contains("non_finite");

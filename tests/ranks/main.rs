@@ -3,6 +3,7 @@
 mod accumulated;
 mod data_parallel;
 mod data_parallel_files;
+mod early_errors;
 #[path = "../../examples/gpt/mod.rs"]
 #[allow(dead_code, reason = "the examples generate as well")]
 mod gpt;

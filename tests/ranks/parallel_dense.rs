@@ -198,13 +198,17 @@ fn names_that_do_not_fit_are_said() {
         let model = Some("model");
         let odd = config([None, model, None, None, None]);
         let odd = ParallelDense::part_of_kernel(&odd, &kernel([3, 8, 4, 6]), &mesh);
+        let few = config([None; 5]).with_kernel_axes(["p"]);
+        let few = ParallelDense::new(kernel(KERNEL), None, few, None, &mesh, "fc");
         [
             new([None, None, None, model, None], model),
             new([None, model, None, model, None], None),
             odd.unwrap_err().to_string(),
+            few.unwrap_err().to_string(),
         ]
     });
-    for [twice, same, uneven] in errors {
+    for [twice, same, uneven, few] in errors {
+        assert!(few.contains("needs a name"), "{few}");
         assert!(
             twice.contains("axis `model` divides two dimensions"),
             "{twice}"

@@ -2,12 +2,15 @@
 //! over a mesh of 2 x 2 ranks.
 
 use candle_core::{DType, Device, Tensor, Var};
+use fp8::fp8_candle::state::ReductionGroup;
+use fp8::fp8_candle::{Quantizer, Shards};
+use fp8::fp8_core::{Contraction, Format, Granularity};
 use fp8::nn::{Linear, LinearAxes, ParallelLinear};
 use fp8::ranks::{DeviceMesh, ProcessGroup, threads};
 use fp8::{
     Autocast, CastObserver, Fp8Module, PrepareOptions, Recipe, end_step, fp8_autocast, prepare_fp8,
 };
-use fp8_test_support::tensor;
+use fp8_test_support::{flat, tensor};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -270,6 +273,41 @@ fn every_assignment_equals_the_whole_layer() {
                 if let Err(error) = result {
                     panic!("{name}: {axes}: {error}");
                 }
+            }
+        }
+    }
+}
+
+/// The grid of such a part looks the same for scales of rows and of columns.
+#[test]
+fn parts_of_one_row_or_column_have_the_codes_of_the_whole() {
+    for (rows, cols) in [(6, 2), (2, 6), (2, 2)] {
+        let x = tensor(1, &[rows, cols]);
+        for contraction in [Contraction::Cols, Contraction::Rows] {
+            let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
+            let cast = |quantizer: &Quantizer, x: &Tensor| -> fp8::Result<Tensor> {
+                let cast = quantizer.quantize(x, contraction)?;
+                Ok(cast.tensor.dequantize(DType::F32)?)
+            };
+            let whole = cast(&quantizer, &x).unwrap();
+            let results = threads::run(4, |group| -> fp8::Result<()> {
+                let mesh = DeviceMesh::new(&group, &[("data", 2), ("model", 2)])?;
+                let [rows, cols] = [("data", rows), ("model", cols)]
+                    .map(|(axis, len)| part_of(&mesh, &Some(axis.to_string()), len));
+                let along = |axis: &str| {
+                    let group = mesh.axis(axis).expect("an axis").clone();
+                    Some(Arc::new(group) as Arc<dyn ReductionGroup>)
+                };
+                let all = Some(Arc::new(group.clone()) as Arc<dyn ReductionGroup>);
+                let shards = Shards::new(along("data"), along("model"), all);
+                let quantizer = quantizer.clone().with_shards(shards);
+                let part = cast(&quantizer, &cut(&x, rows, cols))?;
+                let case = format!("{rows:?}, {cols:?}, {contraction:?}");
+                assert_eq!(flat(&part), flat(&cut(&whole, rows, cols)), "{case}");
+                Ok(())
+            });
+            for result in results {
+                result.unwrap();
             }
         }
     }

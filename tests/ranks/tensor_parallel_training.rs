@@ -141,6 +141,7 @@ fn ranks_clip_by_the_norm_of_whole_gradients() {
         let got = train(&mlp.vars, mlp.optimizer()?, |x| mlp.forward(x))?;
         let of_whole: [Tensor; 4] = expected.vars.clone().try_into().expect("four");
         let own = parts(&mlp.axes, &mlp.mesh, &of_whole)?;
+        assert_eq!(got.vars.len(), NAMES.len());
         for ((name, got), expected) in NAMES.iter().zip(&got.vars).zip(&own) {
             assert_close(name, got, expected);
         }
@@ -150,6 +151,7 @@ fn ranks_clip_by_the_norm_of_whole_gradients() {
     let results = results.unwrap();
     assert_eq!(results[0].clips, results[1].clips);
     assert_eq!(flat(&results[0].vars[3]), flat(&results[1].vars[3]));
+    assert_eq!(results[0].clips.len(), expected.clips.len());
     for (got, expected) in results[0].clips.iter().zip(&expected.clips) {
         assert!(*expected < 1. && (got / expected - 1.).abs() < 1e-4);
     }

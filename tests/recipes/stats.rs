@@ -29,6 +29,7 @@ fn every_recipe_and_both_passes_are_measured_and_nothing_changes() {
         assert_eq!(flat(&y), flat(&plain), "{name}: measuring changes nothing");
         // The weight's codes may have been kept from the first pass.
         let forward_rows = stats.report().rows;
+        row(&forward_rows, "input");
         assert!(
             forward_rows.iter().all(|row| !row.operand.contains("grad")),
             "{name}"

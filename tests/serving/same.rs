@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use fp8::load::Checkpoint;
-use fp8::models::{CausalLm, GenerationOptions, Llama, Model, ModelOptions, generate, open};
+use fp8::models::{CausalLm, Error, GenerationOptions, Llama, Model, ModelOptions, generate, open};
 use fp8::rewrite::{self, QuantizeOptions, Scheme};
 use fp8::serving::{Server, ServerOptions};
 use fp8_core::Granularity;
@@ -249,10 +249,17 @@ fn steps_that_do_not_fit_change_nothing() -> fp8::models::Result<()> {
     assert!(error.expect_err("no room").to_string().contains("room"));
     assert_eq!(free.len(), 1);
     let mut two = model.new_cache(2, 4)?;
-    assert!(model.step(&[1], &mut [&mut two]).is_err());
-    assert!(model.step(&[1, 2], &mut [&mut free]).is_err());
-    assert!(model.step(&[], &mut []).is_err());
-    assert!(model.step(&[VOCABULARY as u32], &mut [&mut free]).is_err());
+    for result in [
+        model.step(&[1], &mut [&mut two]),
+        model.step(&[1, 2], &mut [&mut free]),
+        model.step(&[], &mut []),
+    ] {
+        let error = result.expect_err("no row for each sequence");
+        assert!(matches!(error, Error::CacheMismatch { .. }), "{error}");
+    }
+    let error = model.step(&[VOCABULARY as u32], &mut [&mut free]);
+    let error = error.expect_err("no token");
+    assert!(matches!(error, Error::TokenIds { .. }), "{error}");
     assert_eq!(free.len(), 1);
     Ok(())
 }

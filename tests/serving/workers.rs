@@ -11,6 +11,7 @@ fn the_only_worker_may_wait_for_its_request() {
     let mut child = child("workers::the_only_worker");
     let ended = run(child.env("RAYON_NUM_THREADS", "1"), HANGS);
     assert!(ended.status.success(), "{}", ended.said);
+    assert!(ended.said.contains("1 passed"), "{}", ended.said);
 }
 
 #[test]

@@ -114,6 +114,8 @@ pub fn logits(model: &Model) -> Vec<Vec<f32>> {
 }
 
 fn assert_near(a: &[Vec<f32>], b: &[Vec<f32>], bound: f32) {
+    let lengths = |x: &[Vec<f32>]| x.iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(lengths(a), lengths(b));
     for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
         assert!((a - b).abs() <= bound, "{a} against {b}");
     }
@@ -213,6 +215,7 @@ fn padding_and_parts_change_nothing() -> Outcome {
     assert_near(&together[1..], &alone.to_vec2()?, 1e-5);
 
     let [one, three] = [1, 3].map(|parts| steps(&mut full(dir.path(), "f32", parts), 3));
+    assert_eq!([one.len(), three.len()], [3; 2]);
     for (a, b) in one.iter().zip(&three) {
         assert!((a - b).abs() < 1e-5, "{a} against {b}");
     }

@@ -164,6 +164,28 @@ fn a_folder_holds_one_run() -> Outcome {
     Ok(())
 }
 
+/// Not even on request: without a run there is nothing to replace.
+#[test]
+fn what_another_program_has_in_a_folder_stays() -> Outcome {
+    for found in ["checkpoint", "model", "adapter"] {
+        let dir = tempfile::tempdir()?;
+        let mine = dir.path().join(found).join("weights.bin");
+        std::fs::create_dir(dir.path().join(found))?;
+        std::fs::write(&mine, "mine")?;
+        for replace in [false, true] {
+            let error = RunFolder::create(dir.path(), &0, replace).expect_err("an error");
+            let Error::NotOfARun { found: named, .. } = &error else {
+                panic!("{error}");
+            };
+            assert_eq!(named, found);
+            assert!(error.to_string().contains("no run.json"), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&mine)?, "mine");
+        assert!(!dir.path().join("run.json").exists());
+    }
+    Ok(())
+}
+
 /// Options of a preparation that a run does not make would have no effect.
 #[test]
 fn what_only_a_recipe_uses_is_refused_without_one() -> Outcome {

@@ -1,5 +1,6 @@
 //! Training runs: the trainer, its files, and what training asks of a language model.
 
+mod defaults;
 mod device;
 mod encoder;
 mod encoder_refused;

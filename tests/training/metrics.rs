@@ -26,6 +26,7 @@ fn losses_that_are_not_finite_are_read_as_they_were_written() -> Outcome {
         written.push_validation("run", step, loss, None)?;
     }
     let text = std::fs::read_to_string(dir.path().join("metrics.jsonl"))?;
+    assert_eq!(text.lines().count(), 2 * (NAMED.len() + 1));
     for (line, (_, name)) in text.lines().step_by(2).zip(NAMED) {
         assert!(line.contains(&format!("\"train_loss\":{name},")), "{line}");
     }

@@ -82,6 +82,7 @@ fn parts_of_a_batch_give_its_gradient() -> Outcome {
         let mut run = full(dir.path(), settings("f32", parts));
         steps(&mut run, 3).expect("steps")
     });
+    assert_eq!([one.len(), four.len()], [3; 2]);
     for (a, b) in one.iter().zip(&four) {
         assert!((a.loss - b.loss).abs() < 1e-5, "{} {}", a.loss, b.loss);
         assert!((a.grad_norm.unwrap() / b.grad_norm.unwrap() - 1.).abs() < 1e-4);
@@ -235,6 +236,7 @@ fn a_mixture_trains_with_idle_experts() -> Outcome {
     std::fs::write(path.join("config.json"), json)?;
     let mut run = full(path, settings("f32", 1));
     let records = steps(&mut run, 3)?;
+    assert_eq!(records.len(), 3);
     assert!(
         records
             .iter()

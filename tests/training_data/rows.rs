@@ -282,3 +282,22 @@ fn the_fingerprint_sees_tokens_rows_and_what_is_learned() {
     all.dedup();
     assert_eq!(all.len(), count);
 }
+
+#[test]
+fn names_that_begin_with_a_dot_are_skipped() {
+    let folder = Folder::new();
+    for name in ["plain", "with"] {
+        folder.write(&format!("{name}/b.txt"), "the abbot");
+        folder.write(&format!("{name}/a/c.txt"), "a baker");
+    }
+    // Neither text nor JSON: reading one of them would be an error or another row.
+    folder.write("with/.DS_Store", [0xFFu8, 0xFE, 0]);
+    folder.write("with/.notes.txt", "not this");
+    folder.write("with/a/.hidden.jsonl", "no JSON");
+    folder.write("with/.git/config", "nor this");
+    let options = DatasetOptions::new(8).with_validation(Validation::None);
+    let open = |name| folder.open(&folder.path(name), &options).expect("data");
+    let (plain, with) = (open("plain"), open("with"));
+    assert_eq!(epoch(&with, 0), epoch(&plain, 0));
+    assert_eq!(with.rows(), plain.rows());
+}

@@ -7,6 +7,7 @@ use crate::base::profile::{Kind, enter};
 use crate::cast::kept::{group_grid, made_beside};
 use crate::cast::quantizer::{Encoded, Quantizer};
 use crate::cast::replay::Replay;
+use crate::cast::spec::taken;
 use crate::cast::state::Scales;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{for_dtype, with_slices};
@@ -39,8 +40,8 @@ impl Quantizer {
         let _scope = enter(Kind::Cast);
         let (rows, cols) = matrix_dims(dims);
         let grid = ScaleGrid::tensorwise(rows, cols);
-        let cast = quantizer.spec.cast;
-        let result = encode_rows(&grid, &scales.0, &cast, beside, made)?;
+        let cast = quantizer.settled_cast();
+        let result = encode_rows(&grid, taken(&cast, &scales), &cast, beside, made)?;
         let amax = match quantizer.observers.training_recorder() {
             Some(_) => Some(Tensor::from_slice(&[result.amax], 1, &Device::Cpu)?),
             None => None,
@@ -107,8 +108,8 @@ impl Quantizer {
                 })?
             });
         }
-        let device = made_casts(made.like().device());
-        let Some(device) = device.filter(|device| device.supports(made, &self.spec.cast)) else {
+        let (device, cast) = (made_casts(made.like().device()), self.settled_cast());
+        let Some(device) = device.filter(|device| device.supports(made, &cast)) else {
             return Ok(None);
         };
         let Some((quantizer, scales)) = self.one_pass()? else {
@@ -116,9 +117,10 @@ impl Quantizer {
         };
         let _scope = enter(Kind::Cast);
         let orientation = backend(made.like().device())?.orientation(Contraction::Cols, both);
-        let cast = quantizer.spec.cast;
+        let cast = quantizer.settled_cast();
         let measures = quantizer.observers.training_recorder().is_some();
-        let result = device.cast(made, &scales.0, &cast, orientation, measures, sum_rows)?;
+        let scale = taken(&cast, &scales);
+        let result = device.cast(made, scale, &cast, orientation, measures, sum_rows)?;
         let encoded = Encoded {
             codes: result.codes,
             scales,
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
     use crate::cast::kept::{KeptTensor, bytes_of_groups, group_codes};
     use crate::cast::spec::{CastHook, FirstScale, ScaleSource};
-    use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
+    use crate::cast::state::{AmaxRecorder, CalibrationRow, Role, Slot, StepCells};
     use crate::ops::{Activation, norm::Norm};
     use fp8_core::{Cast, DelayedRule, Format};
     use std::sync::Arc;
@@ -302,6 +304,33 @@ mod tests {
                     assert_eq!(sums.to_vec1::<f32>()?, alone.to_vec1::<f32>()?, "{at}");
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A scale of calibration divides; a product with its reciprocal would give another code.
+    #[test]
+    fn rows_with_a_static_scale_are_divided() -> Result<()> {
+        let (value, scale) = (-0.79296875f32, 0.0068359375f32);
+        let slot = Slot::alone("fc", Role::Input, 1, &Device::Cpu)?;
+        let step = StepCells::new(slot.table())?;
+        step.record(0, &Tensor::full(448. * scale, 1, &Device::Cpu)?, true)?;
+        let row = CalibrationRow::new(0, Format::E4M3);
+        let errors = slot.table().finish_calibration(&step, &[row], None)?;
+        assert!(errors.is_empty());
+        let cast = Cast::new(Format::E4M3);
+        let source = ScaleSource::Static(slot);
+        let quantizer = Quantizer::new(cast, Granularity::Tensorwise, source);
+        let x = Tensor::full(value, (70, 300), &Device::Cpu)?;
+        let whole = quantizer.quantize(&x, Contraction::Cols)?;
+        let made = quantizer.quantize_made(&Made::Stored(&x), false)?;
+        let made = made.expect("a known scale");
+        let expected = cast.encode_divided(value, scale, 0);
+        assert_ne!(expected, cast.encode_scaled(value, 1. / scale, 0));
+        for quantized in [whole, made] {
+            let codes = quantized.tensor.codes().flatten_all()?.to_vec1::<u8>()?;
+            assert!(codes.iter().all(|code| *code == expected));
+            assert!(quantized.cast.divides);
         }
         Ok(())
     }

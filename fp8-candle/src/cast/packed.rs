@@ -37,7 +37,7 @@ impl PackedWeight {
                 weight.dims(),
             ));
         };
-        let packed = backend(weight.device())?.pack(weight.codes())?;
+        let packed = backend(weight.device())?.pack(weight.codes(), weight.format())?;
         let codes = OnceLock::new();
         if packed.is_none() {
             let _ = codes.set(weight.clone());

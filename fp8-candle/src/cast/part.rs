@@ -2,9 +2,9 @@
 
 use crate::base::error::{Result, internal};
 use crate::cast::quantizer::Quantizer;
-use crate::cast::spec::ScaleSource;
+use crate::cast::spec::{ScaleSource, taken};
 use crate::cast::tensor::{Fp8Tensor, Quantized};
-use crate::device::{Codes, backend};
+use crate::device::{Codes, CurrentScale, backend};
 use candle_core::{DType, Tensor};
 use fp8_core::{Contraction, Granularity, ScaleGrid};
 
@@ -38,43 +38,44 @@ impl Quantizer {
         if let Some(recorded) = self.next_replayed() {
             return recorded.quantize_part(part, whole_amax);
         }
-        let (cast, backend) = (self.spec.cast, backend(part.device())?);
+        let (cast, backend) = (self.settled_cast(), backend(part.device())?);
         let part = part.detach().flatten_all()?.contiguous()?;
-        let (quant_scale, dequant_scale) =
-            match (&self.source, self.source.known_scales(cast.format)?) {
-                (_, Some(scales)) => scales,
-                (ScaleSource::Delayed { slot, rule, .. }, None) => {
-                    slot.made_scale(&whole_amax()?.reshape(1)?, cast.format, rule)?
-                }
-                (
-                    ScaleSource::Current {
-                        policy,
-                        power_of_two,
-                    },
-                    None,
-                ) => {
-                    let amax = whole_amax()?.reshape((1, 1))?;
-                    let amax = match self.spec.amax_bound {
-                        Some(bound) => amax.minimum(f64::from(bound))?,
-                        None => amax,
-                    };
-                    let quant_scale =
-                        backend.quant_scale(&amax, cast.format, *policy, *power_of_two)?;
-                    let dequant_scale = backend.reciprocal(&quant_scale)?;
-                    (quant_scale, dequant_scale)
-                }
-                (ScaleSource::Unscaled, None) => {
-                    let one = Tensor::ones(1, DType::F32, part.device())?;
-                    (one.clone(), one)
-                }
-                (ScaleSource::Fixed { dequant_scale }, None) => {
-                    let dequant_scale = dequant_scale.to_device(part.device())?;
-                    (backend.reciprocal(&dequant_scale)?, dequant_scale)
-                }
-                (ScaleSource::Static(_) | ScaleSource::Known { .. }, None) => {
-                    internal!("a cast without scales")
-                }
-            };
+        let scales = match (&self.source, self.source.known_scales(cast.format)?) {
+            (_, Some(scales)) => scales,
+            (ScaleSource::Delayed { slot, rule, .. }, None) => {
+                slot.made_scale(&whole_amax()?.reshape(1)?, cast.format, rule)?
+            }
+            (
+                ScaleSource::Current {
+                    policy,
+                    power_of_two,
+                },
+                None,
+            ) => {
+                let amax = whole_amax()?.reshape((1, 1))?;
+                let amax = match self.spec.amax_bound {
+                    Some(bound) => amax.minimum(f64::from(bound))?,
+                    None => amax,
+                };
+                let current = CurrentScale {
+                    policy: *policy,
+                    power_of_two: *power_of_two,
+                };
+                backend.scales(&amax, cast.format, current)?
+            }
+            (ScaleSource::Unscaled, None) => {
+                let one = Tensor::ones(1, DType::F32, part.device())?;
+                (one.clone(), one)
+            }
+            (ScaleSource::Fixed { dequant_scale }, None) => {
+                let dequant_scale = dequant_scale.to_device(part.device())?;
+                (backend.reciprocal(&dequant_scale)?, dequant_scale)
+            }
+            (ScaleSource::Static(_) | ScaleSource::Known { .. }, None) => {
+                internal!("a cast without scales")
+            }
+        };
+        let scale = taken(&cast, &scales);
         let measures = self.observers.training_recorder().is_some();
         let (codes, amax) = match part.elem_count() {
             0 => {
@@ -87,18 +88,17 @@ impl Quantizer {
                 let orientation = backend.orientation(Contraction::Cols, false);
                 match measures {
                     true => {
-                        let cast =
-                            backend.quantize_with_amax(&part, &quant_scale, &cast, orientation);
+                        let cast = backend.quantize_with_amax(&part, scale, &cast, orientation);
                         cast.map(|(codes, amax)| (codes, Some(amax)))?
                     }
                     false => {
-                        let codes =
-                            backend.quantize(&part, &grid, &quant_scale, &cast, orientation)?;
+                        let codes = backend.quantize(&part, &grid, scale, &cast, orientation)?;
                         (codes, None)
                     }
                 }
             }
         };
+        let (quant_scale, dequant_scale) = scales;
         let delayed = matches!(self.source, ScaleSource::Delayed { .. });
         self.observers.count_and_record(amax.as_ref(), delayed)?;
         let scheme = (self.spec.granularity, Contraction::Cols);

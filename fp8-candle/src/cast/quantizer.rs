@@ -5,7 +5,7 @@ use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal, shape_error};
 use crate::cast::replay::{RecordedCast, Replay};
 use crate::cast::shards::Shards;
-use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource};
+use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource, taken};
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
 use crate::cast::stochastic::{Draw, Stochastic};
 use crate::cast::tensor::{Fp8Tensor, Quantized};
@@ -132,6 +132,12 @@ impl Quantizer {
         self
     }
 
+    /// The cast of the specification; it divides if the source of the scales says so.
+    pub(crate) fn settled_cast(&self) -> Cast {
+        let cast = self.spec.cast;
+        cast.with_division(cast.divides || self.source.divides())
+    }
+
     /// The recorded cast to replay now, if there is one.
     pub(super) fn next_replayed(&self) -> Option<Self> {
         Some(self.replay.as_ref()?.next()?.into())
@@ -159,20 +165,19 @@ impl Quantizer {
             return recorded.quantize_for(x, contraction, both);
         }
         let (spec, backend) = (&self.spec, backend(x.device())?);
+        let cast = self.settled_cast();
         let cast = match &spec.stochastic {
-            None => spec.cast,
-            Some(stochastic) => {
-                let key = stochastic.key(x)?;
-                spec.cast.with_rounding(Rounding::Stochastic(key))
-            }
+            None => cast,
+            Some(stochastic) => cast.with_rounding(Rounding::Stochastic(stochastic.key(x)?)),
         };
         let (rows, cols) = matrix_dims(x.dims());
         let grid = spec.granularity.grid(rows, cols, contraction);
         let orientation = backend.orientation(contraction, both && spec.is_symmetric());
         let x = x.detach().contiguous()?;
-        let encode = |quant_scale: &Tensor| {
-            check_count(quant_scale, &grid, spec.granularity)?;
-            backend.quantize(&x, &grid, quant_scale, &cast, orientation)
+        let encode = |scales: &Scales| {
+            let scale = taken(&cast, scales);
+            check_count(scale, &grid, spec.granularity)?;
+            backend.quantize(&x, &grid, scale, &cast, orientation)
         };
         let encoded = |codes, scales, amax| Encoded {
             codes,
@@ -184,10 +189,11 @@ impl Quantizer {
         let measures = grid.len() == 1 && self.observers.training_recorder().is_some();
         let with_scales = |scales: Scales| -> Result<Encoded> {
             if !measures {
-                return Ok(encoded(encode(&scales.0)?, scales, None));
+                return Ok(encoded(encode(&scales)?, scales, None));
             }
-            check_count(&scales.0, &grid, spec.granularity)?;
-            let (codes, amax) = backend.quantize_with_amax(&x, &scales.0, &cast, orientation)?;
+            let scale = taken(&cast, &scales);
+            check_count(scale, &grid, spec.granularity)?;
+            let (codes, amax) = backend.quantize_with_amax(&x, scale, &cast, orientation)?;
             Ok(encoded(codes, scales, Some(amax)))
         };
         let encoded = match (&self.source, self.source.known_scales(cast.format)?) {
@@ -208,9 +214,8 @@ impl Quantizer {
             }
             (ScaleSource::Fixed { dequant_scale }, None) => {
                 let dequant_scale = dequant_scale.to_device(x.device())?;
-                let quant_scale = backend.reciprocal(&dequant_scale)?;
-                let codes = encode(&quant_scale)?;
-                encoded(codes, (quant_scale, dequant_scale), None)
+                let scales = (backend.reciprocal(&dequant_scale)?, dequant_scale);
+                encoded(encode(&scales)?, scales, None)
             }
             (
                 ScaleSource::Current {
@@ -218,33 +223,31 @@ impl Quantizer {
                     power_of_two,
                 },
                 None,
-            ) => match spec.amax_bound {
-                None if spec.shards.is_none() => {
-                    let current = CurrentScale {
-                        policy: *policy,
-                        power_of_two: *power_of_two,
-                    };
+            ) => {
+                let current = CurrentScale {
+                    policy: *policy,
+                    power_of_two: *power_of_two,
+                };
+                if spec.amax_bound.is_none() && spec.shards.is_none() {
                     let made = backend.quantize_current(&x, &grid, current, &cast, orientation)?;
                     let scales = (made.quant_scale, made.dequant_scale);
                     encoded(made.codes, scales, Some(made.amax))
-                }
-                bound => {
+                } else {
                     let amax = backend.amax(&x, &grid)?;
                     let amax = match &spec.shards {
-                        Some(shards) => shards.reduce(amax, &grid, spec.granularity)?,
+                        Some(shards) => {
+                            shards.reduce(amax, &grid, (spec.granularity, contraction))?
+                        }
                         None => amax,
                     };
-                    let bounded = match bound {
+                    let bounded = match spec.amax_bound {
                         Some(bound) => amax.minimum(f64::from(bound))?,
                         None => amax.clone(),
                     };
-                    let quant_scale =
-                        backend.quant_scale(&bounded, cast.format, *policy, *power_of_two)?;
-                    let dequant_scale = backend.reciprocal(&quant_scale)?;
-                    let codes = encode(&quant_scale)?;
-                    encoded(codes, (quant_scale, dequant_scale), Some(amax))
+                    let scales = backend.scales(&bounded, cast.format, current)?;
+                    encoded(encode(&scales)?, scales, Some(amax))
                 }
-            },
+            }
             (ScaleSource::Static(_) | ScaleSource::Known { .. }, None) => {
                 internal!("a cast without scales")
             }

@@ -146,11 +146,15 @@ impl Fp8Tensor {
         }
         let backend = backend(x.device())?;
         let quant_scale = quant_scale.detach().contiguous()?.reshape((1, 1))?;
+        let dequant_scale = backend.reciprocal(&quant_scale)?;
         let orientation = backend.orientation(contraction, false);
         let values = x.detach().contiguous()?;
-        let (codes, amax) = backend.quantize_with_amax(&values, &quant_scale, cast, orientation)?;
+        let scale = match cast.divides {
+            true => &dequant_scale,
+            false => &quant_scale,
+        };
+        let (codes, amax) = backend.quantize_with_amax(&values, scale, cast, orientation)?;
         let scheme = (Granularity::Tensorwise, contraction);
-        let dequant_scale = backend.reciprocal(&quant_scale)?;
         Ok(Quantized {
             tensor: Self::from_codes(codes, x.dims(), cast.format, scheme, dequant_scale)?,
             quant_scale,

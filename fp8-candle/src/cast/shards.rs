@@ -3,7 +3,7 @@
 use crate::base::error::{Error, Result};
 use crate::cast::state::ReductionGroup;
 use candle_core::Tensor;
-use fp8_core::{Granularity, ScaleGrid};
+use fp8_core::{Contraction, Granularity, ScaleGrid};
 use std::sync::Arc;
 
 type Group = Option<Arc<dyn ReductionGroup>>;
@@ -35,7 +35,7 @@ impl Shards {
         self.all.is_none()
     }
 
-    /// The amaxes of the whole for the scales of this part. `amax` has those of `grid`.
+    /// The amaxes of the whole for the scales of this part. `amax` has those of `grid`, for a product that sums over `contraction`.
     ///
     /// # Errors
     /// If blocks of scales lie across parts, and if the group fails.
@@ -43,13 +43,16 @@ impl Shards {
         &self,
         amax: Tensor,
         grid: &ScaleGrid,
-        granularity: Granularity,
+        (granularity, contraction): (Granularity, Contraction),
     ) -> Result<Tensor> {
         let group = match granularity {
             Granularity::Tensorwise => &self.all,
-            // Amaxes of rows span all columns, and amaxes of columns all rows.
-            Granularity::Rowwise if grid.block_cols() >= grid.cols() => &self.cols,
-            Granularity::Rowwise => &self.rows,
+            // Amaxes of rows span all columns, and amaxes of columns all rows. The grid of a part with one row or column does not tell
+            // which it has.
+            Granularity::Rowwise => match contraction {
+                Contraction::Cols => &self.cols,
+                Contraction::Rows => &self.rows,
+            },
             Granularity::Blockwise { .. } | Granularity::Mx => {
                 let across = [
                     (&self.rows, grid.rows(), grid.block_rows()),

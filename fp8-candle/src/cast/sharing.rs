@@ -34,17 +34,19 @@ impl Quantizer {
         }
         let recorded = self.replay.as_ref().and_then(Replay::peek);
         let source = recorded.as_ref().map_or(&self.source, |cast| &cast.source);
-        let Some((scale, _)) = source.known_scales(self.spec.cast.format)? else {
+        let Some((quant_scale, dequant_scale)) = source.known_scales(self.spec.cast.format)? else {
             return Ok(false);
         };
-        if !scale.device().is_cpu() {
+        if !quant_scale.device().is_cpu() {
             return Ok(self.source == other.source);
         }
         let bits = |scale: &Tensor| -> Result<Vec<u32>> {
             let values = scale.flatten_all()?.to_vec1::<f32>()?;
             Ok(values.into_iter().map(f32::to_bits).collect())
         };
-        Ok(bits(&scale)? == bits(&quantized.quant_scale)?)
+        // Two dequant_scales may have one reciprocal.
+        Ok(bits(&quant_scale)? == bits(&quantized.quant_scale)?
+            && bits(&dequant_scale)? == bits(quantized.tensor.dequant_scale())?)
     }
 
     /// Counts, records and shows a cast of `x` that another quantizer, which gives the same codes, has done.

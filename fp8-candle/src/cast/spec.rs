@@ -5,7 +5,7 @@ use crate::cast::shards::Shards;
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
 use crate::cast::stochastic::Stochastic;
 use crate::cast::tensor::Quantized;
-use crate::device::ScalePolicy;
+use crate::device::{CurrentScale, ScalePolicy};
 use candle_core::Tensor;
 use fp8_core::{Cast, DelayedRule, Format, Granularity};
 use std::sync::Arc;
@@ -74,16 +74,17 @@ pub enum ScaleSource {
         /// The scale to use before a step has made one.
         first: FirstScale,
     },
-    /// The scale of the slot, set by calibration.
+    /// The scale of the slot, set by calibration. Values are divided by its dequant_scale.
     Static(Slot),
     /// A quant_scale of 1: the values themselves are cast.
     Unscaled,
-    /// A fixed dequant_scale, f32 with one element or one per scale of the grid.
+    /// A fixed dequant_scale, f32 with one element or one per scale of the grid. Values are divided by it.
     Fixed {
         /// The factor after decoding.
         dequant_scale: Tensor,
     },
-    /// The scales of an earlier cast, f32, one element per scale of the grid.
+    /// The scales of an earlier cast, f32, one element per scale of the grid. That cast says whether values are divided:
+    /// [`Cast::divides`].
     Known {
         /// The factor before the cast.
         quant_scale: Tensor,
@@ -141,6 +142,25 @@ impl ScaleSource {
         matches!(self, Self::Delayed { .. })
     }
 
+    /// Whether values are divided by their dequant_scale, instead of multiplied by their quant_scale, whatever the cast says. Engines
+    /// divide, so casts with the scales of their files do. Training multiplies.
+    pub(crate) fn divides(&self) -> bool {
+        match self {
+            Self::Static(_) | Self::Fixed { .. } => true,
+            Self::Current {
+                policy,
+                power_of_two,
+            } => {
+                let current = CurrentScale {
+                    policy: *policy,
+                    power_of_two: *power_of_two,
+                };
+                current.divides()
+            }
+            Self::Delayed { .. } | Self::Unscaled | Self::Known { .. } => false,
+        }
+    }
+
     /// The row that holds the scales; they change when it is updated.
     pub(crate) fn slot(&self) -> Option<&Slot> {
         match self {
@@ -168,6 +188,14 @@ impl ScaleSource {
             } => Some((quant_scale.clone(), dequant_scale.clone())),
             Self::Current { .. } | Self::Unscaled | Self::Fixed { .. } => None,
         })
+    }
+}
+
+/// Those of the scales that `cast` takes.
+pub(crate) fn taken<'a>(cast: &Cast, (quant_scale, dequant_scale): &'a Scales) -> &'a Tensor {
+    match cast.divides {
+        true => dequant_scale,
+        false => quant_scale,
     }
 }
 

@@ -50,7 +50,8 @@ pub struct Fp8Tensor {
 pub struct Quantized {
     /// Codes and dequant_scale.
     pub tensor: Fp8Tensor,
-    /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
+    /// f32 `[scale_rows, scale_cols]`, the factors before the cast. If `cast` divides, values were divided by the dequant_scale instead,
+    /// and these are its reciprocals.
     pub quant_scale: Tensor,
     /// f32 amax per scale, if the cast measured it.
     pub amax: Option<Tensor>,

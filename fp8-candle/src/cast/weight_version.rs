@@ -66,6 +66,9 @@ impl WeightVersion {
     /// Announces a change. The first announcement is also a promise to announce all later ones.
     pub fn announce_change(&self) {
         self.0.version.fetch_add(1, Ordering::AcqRel);
+        for table in self.tables() {
+            table.note_change();
+        }
         ANNOUNCED.with_borrow_mut(|announced| {
             if let Some(announced) = announced {
                 announced.push(self.clone());

@@ -5,7 +5,7 @@ use crate::base::data::attention_products::{BackwardOperands, Operand};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::made::{Made, MadeCast};
-use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+use crate::base::data::scales::{CurrentCast, CurrentScale};
 use crate::base::error::{Result, internal};
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
@@ -15,14 +15,13 @@ pub trait Backend: Send + Sync {
     /// Largest magnitude per scale of `grid`: f32 `[scale_rows, scale_cols]`. NaN counts as the largest.
     fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor>;
 
-    /// quant_scale of each amax, same shape.
-    fn quant_scale(
+    /// quant_scale and dequant_scale of each amax, in its shape.
+    fn scales(
         &self,
         amax: &Tensor,
         format: Format,
-        policy: ScalePolicy,
-        power_of_two: bool,
-    ) -> Result<Tensor>;
+        current: CurrentScale,
+    ) -> Result<(Tensor, Tensor)>;
 
     /// IEEE reciprocal of each f32 scale: quant_scale to dequant_scale and back.
     fn reciprocal(&self, scale: &Tensor) -> Result<Tensor>;
@@ -31,12 +30,12 @@ pub trait Backend: Send + Sync {
     /// a GEMM over either dimension, and one copy of the codes is valid for both.
     fn orientation(&self, contraction: Contraction, both: bool) -> Orientation;
 
-    /// Codes of `x * quant_scale`.
+    /// Codes of `x` times `scale`, or divided by it if the cast [divides](Cast::divides).
     fn quantize(
         &self,
         x: &Tensor,
         grid: &ScaleGrid,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<Codes>;
@@ -45,7 +44,7 @@ pub trait Backend: Send + Sync {
     fn quantize_with_amax(
         &self,
         x: &Tensor,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<(Codes, Tensor)>;
@@ -60,12 +59,15 @@ pub trait Backend: Send + Sync {
         orientation: Orientation,
     ) -> Result<CurrentCast> {
         let amax = self.amax(x, grid)?;
-        let quant_scale =
-            self.quant_scale(&amax, cast.format, current.policy, current.power_of_two)?;
+        let (quant_scale, dequant_scale) = self.scales(&amax, cast.format, current)?;
+        let scale = match cast.divides {
+            true => &dequant_scale,
+            false => &quant_scale,
+        };
         Ok(CurrentCast {
-            codes: self.quantize(x, grid, &quant_scale, cast, orientation)?,
-            dequant_scale: self.reciprocal(&quant_scale)?,
+            codes: self.quantize(x, grid, scale, cast, orientation)?,
             quant_scale,
+            dequant_scale,
             amax,
         })
     }
@@ -92,8 +94,9 @@ pub trait Backend: Send + Sync {
     ) -> Result<Storage>;
 
     /// Packs row-major codes, U8 `[n, k]`, of a weight that a GEMM sums over k, in the layout that this device reads fastest:
-    /// one-dimensional U8, padding included. `None` if that layout is row-major.
-    fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>>;
+    /// one-dimensional U8, padding included. `None` if that layout is row-major, or if its kernels do not read all of these codes of
+    /// `format`: those of CPUs without bf16 units read no NaN and no infinity, and E4M3 and E5M2 alone.
+    fn pack(&self, codes: &Tensor, format: Format) -> Result<Option<Tensor>>;
 
     /// The row-major codes `[n, k]` that [`Backend::pack`] was given.
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor>;
@@ -163,7 +166,8 @@ pub(crate) trait MadeCasts: Send + Sync {
     /// Whether there are kernels for this; the other method is not called otherwise.
     fn supports(&self, made: &Made<'_>, cast: &Cast) -> bool;
 
-    /// Codes of `made` times the one `quant_scale`, with `measure` its amax, with `sum_rows` the sums over its rows in that dtype.
+    /// Codes of `made` times the one `quant_scale`, with `measure` its amax, with `sum_rows` the sums over its rows in that dtype. The cast
+    /// does not divide unless [`MadeCasts::supports`] it.
     fn cast(
         &self,
         made: &Made<'_>,

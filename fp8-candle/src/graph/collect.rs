@@ -1,6 +1,7 @@
 //! The gradients of variables, past candle's store.
 
 use crate::base::error::{Error, Result};
+use crate::device::cpu::elements::compute_dtype;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
@@ -129,11 +130,25 @@ pub(crate) fn offer_rows(argument: &Tensor, indexes: &Tensor, rows: &Tensor) -> 
     if !argument.is_variable() || !is_open() {
         return Ok(false);
     }
-    collect_into(argument, |old| match old {
-        Some(old) => old.index_add(indexes, rows, 0),
-        None => argument.zeros_like()?.index_add(indexes, rows, 0),
-    })?;
+    collect_into(argument, |old| with_rows(argument, old, indexes, rows))?;
     Ok(true)
+}
+
+/// `sum`, or zeros in the shape and dtype of `table`, with `rows` added to its rows `indexes`. 16-bit numbers are added in f32 and rounded
+/// once: beside a sum of 16 bits, the next of many rows would vanish.
+pub(crate) fn with_rows(
+    table: &Tensor,
+    sum: Option<Tensor>,
+    indexes: &Tensor,
+    rows: &Tensor,
+) -> candle_core::Result<Tensor> {
+    let wide = compute_dtype(table.dtype());
+    let sum = match sum {
+        Some(sum) => sum.to_dtype(wide)?,
+        None => Tensor::zeros(table.shape(), wide, table.device())?,
+    };
+    let sum = sum.index_add(indexes, &rows.to_dtype(wide)?, 0)?;
+    sum.to_dtype(table.dtype())
 }
 
 /// Changes the gradient of a variable that this thread collects, and tells the listener.

@@ -11,4 +11,4 @@ pub mod wide;
 pub use attach::node;
 pub(crate) use attach::{Ready, attach, attach_all};
 pub use collect::{GradientListener, backward, backward_with};
-pub(crate) use collect::{is_open, offer_rows};
+pub(crate) use collect::{is_open, offer_rows, with_rows};

@@ -30,7 +30,7 @@ pub fn activation(activation: Activation, data: &Tensor, scale: f64) -> Result<T
 /// `grad` times the slope of [`activation`]'s function at the values `scale * data`.
 ///
 /// # Errors
-/// If `data` are not f32, bf16, f16 or f64.
+/// If `data` are not f32, bf16, f16 or f64, or `grad` does not have their shape, dtype and device.
 pub fn activation_gradient(
     activation: Activation,
     data: &Tensor,

@@ -3,14 +3,14 @@
 use crate::base::check::{check_device, check_float};
 use crate::base::data::storage::take_storage;
 use crate::base::error::{Error, Result, dtype_error, shape_error};
-use crate::graph::{Ready, attach, offer_rows};
+use crate::graph::{Ready, attach, offer_rows, with_rows};
 use candle_core::{DType, Tensor};
 
 const OP: &str = "embedding";
 
 /// The rows `indexes` of `table`, differentiable: what `candle_nn::Embedding` computes. In [`wide::backward`](crate::wide::backward) the
 /// gradient of a table that is a variable is added to those rows of what another operation gave, such as the head that a language
-/// model ties to its embedding, instead of being made as a table of its own.
+/// model ties to its embedding, instead of being made as a table of its own. Rows of 16 bits are added in f32 and rounded once.
 ///
 /// # Shapes
 /// `table` `[rows, features]` of any float dtype, `indexes` `[..]` of u8, u32 or i64; result `[.., features]`.
@@ -59,7 +59,7 @@ pub fn embedding(table: &Tensor, indexes: &Tensor) -> Result<Tensor> {
         if offer_rows(table, &indexes, &rows)? {
             return Ok([None]);
         }
-        Ok([Some(table.zeros_like()?.index_add(&indexes, &rows, 0)?)])
+        Ok([Some(with_rows(table, None, &indexes, &rows)?)])
     })
 }
 

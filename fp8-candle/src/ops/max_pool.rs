@@ -4,14 +4,15 @@ use crate::base::check::check_float;
 use crate::base::data::storage::take_storage;
 use crate::base::error::{Result, shape_error};
 use crate::graph::{Ready, attach};
-use candle_core::{D, Tensor};
+use candle_core::{D, DType, Tensor};
 
 const OP: &str = "max_pool2d";
 
 /// The largest element of each square of `size` pixels, differentiable. Squares do not overlap; incomplete ones at the edges are dropped.
+/// A square with NaN gives NaN.
 ///
-/// The gradient goes to the largest element of each square, of several equal ones to the first, as in torch. (That of candle's own
-/// `max_pool2d` is divided by `size` squared.)
+/// As in torch, the gradient goes to the largest element of each square: of several equal ones to the first, of NaN to the last. (The
+/// gradient of candle's own `max_pool2d` is divided by `size` squared, and its result has NaN only if the first pixel has.)
 ///
 /// # Shapes
 /// `x` `[batch, channels, height, width]` of any float dtype; result `[batch, channels, height / size, width / size]`.
@@ -37,7 +38,12 @@ pub fn max_pool2d(x: &Tensor, size: usize) -> Result<Tensor> {
     if size == 0 || size > height || size > width {
         return Err(misfit(size, x));
     }
-    let y = x.detach().contiguous()?.max_pool2d(size)?;
+    let images = x.detach().contiguous()?;
+    let mut y = images.max_pool2d(size)?;
+    if may_have_nan(&images)? {
+        let has_nan = images.ne(&images)?.max_pool2d(size)?;
+        y = has_nan.where_cond(&y.affine(0., f64::NAN)?, &y)?;
+    }
     let shape = y.dims().to_vec();
     let result = Ready::new(take_storage(y)?, shape)?;
     attach(OP, [x], result, move |[x], _, grad| {
@@ -48,6 +54,16 @@ pub fn max_pool2d(x: &Tensor, size: usize) -> Result<Tensor> {
 fn misfit(size: usize, x: &Tensor) -> crate::base::error::Error {
     let expected = format!("[batch, channels, height, width] with windows of {size}");
     shape_error(OP, "the images", expected, x.dims())
+}
+
+/// Whether a pixel may be NaN. Their sum then is, which is faster to find out than which one it is; but only the host can look without
+/// waiting for a device.
+fn may_have_nan(images: &Tensor) -> Result<bool> {
+    if !images.device().is_cpu() {
+        return Ok(true);
+    }
+    let sum = images.sum_all()?.to_dtype(DType::F64)?;
+    Ok(sum.to_scalar::<f64>()?.is_nan())
 }
 
 fn gradient(x: &Tensor, grad: &Tensor, size: usize) -> Result<Tensor> {
@@ -63,8 +79,16 @@ fn gradient(x: &Tensor, grad: &Tensor, size: usize) -> Result<Tensor> {
         .reshape((images, rows, size, cols, size))?
         .transpose(2, 3)?
         .reshape((images, rows, cols, size * size))?;
-    let largest = windows.argmax_keepdim(D::Minus1)?;
-    let places = Tensor::arange(0u32, (size * size) as u32, x.device())?;
+    // Places are counted from 1: 0 stands for none.
+    let places = Tensor::arange(1u32, (size * size) as u32 + 1, x.device())?;
+    let mut largest = (windows.argmax_keepdim(D::Minus1)? + 1.)?;
+    if may_have_nan(&windows)? {
+        let places = places.broadcast_as(windows.shape())?.contiguous()?;
+        let of_nan = windows.ne(&windows)?;
+        let of_nan = of_nan.where_cond(&places, &places.zeros_like()?)?;
+        let last = of_nan.max_keepdim(D::Minus1)?;
+        largest = last.gt(0u32)?.where_cond(&last, &largest)?;
+    }
     let is_largest = largest.broadcast_eq(&places)?;
     let grad = grad.reshape((images, rows, cols, 1))?;
     let grad = grad.broadcast_as(is_largest.shape())?.contiguous()?;

@@ -10,7 +10,8 @@
 //!   panics.
 //! - Each op is fused on the CPU and, except for f64, on CUDA devices with the feature `cuda`; its bits depend neither on the
 //!   number of threads nor on alignment. Elsewhere it is composed of candle's primitives.
-//! - Nothing is copied from a device to the host.
+//! - Nothing is copied from a device to the host, except the targets of [`linear_cross_entropy()`] with an index to ignore, which it
+//!   counts, and the FP8 codes of a cache on another device than the CPU.
 
 mod activation;
 pub(crate) mod attention;

@@ -1,7 +1,7 @@
 //! Softmax over the last dimension, plain and with a causal mask.
 
 use super::fused;
-use crate::base::check::{check_float, last_dim};
+use crate::base::check::{check_dims, check_float, check_like, last_dim};
 use crate::base::error::{Result, shape_error};
 use crate::base::math::{Real, max, sum, sum2};
 use crate::base::profile::{Kind, enter};
@@ -75,14 +75,18 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 /// ```
 pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
     let op = "causal_softmax";
-    match x.dims() {
-        [.., tq, tk] if tk >= tq => Softmax::new(op, Some((*tq, *tk)), softmax_scale).apply(x),
-        _ => Err(shape_error(
-            op,
-            "x",
-            "[.., queries, keys] with at least as many keys as queries",
-            x.dims(),
-        )),
+    let sizes = queries_and_keys(op, "x", x)?;
+    Softmax::new(op, Some(sizes), softmax_scale).apply(x)
+}
+
+/// The sizes of a causal mask.
+fn queries_and_keys(op: &'static str, what: &'static str, x: &Tensor) -> Result<(usize, usize)> {
+    match *x.dims() {
+        [.., tq, tk] if tk >= tq => Ok((tq, tk)),
+        _ => {
+            let expected = "[.., queries, keys] with at least as many keys as queries";
+            Err(shape_error(op, what, expected, x.dims()))
+        }
     }
 }
 
@@ -101,15 +105,20 @@ pub fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
 /// `factor` times the gradient of the argument of the softmax whose result is `y`.
 ///
 /// # Errors
-/// If the shapes do not fit or a device fails.
+/// If `y` is no result of [`forward`], `grad` does not have its shape, dtype and device, or a device fails.
 pub fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
+    let (op, what) = ("softmax", "the result");
+    check_float(op, what, y)?;
+    last_dim(op, what, y)?;
+    let causal = match causal {
+        true => Some(queries_and_keys(op, what, y)?),
+        false => None,
+    };
+    check_like(op, "the gradient", grad, y)?;
+    check_dims(op, "the gradient", grad, y.dims())?;
     let _scope = enter(Kind::Attention);
     if fused(y) {
-        let causal = match *y.dims() {
-            [.., tq, tk] if causal => Some((tq, tk)),
-            _ => None,
-        };
-        let softmax = Softmax::new("softmax", causal, factor);
+        let softmax = Softmax::new(op, causal, factor);
         return softmax.gradient(&y.contiguous()?, &grad.contiguous()?);
     }
     let dtype = y.dtype();

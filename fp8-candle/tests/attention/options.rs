@@ -207,6 +207,7 @@ fn dropout_drops_its_part() -> Result<()> {
         Ok(flat64(&attention(&x, &x, &v, options)?))
     };
     let p = run(7)?;
+    assert_eq!(p.len(), 8 * t * t);
     let kept = 1.0 / t as f64 / (1.0 - probability);
     // A reciprocal of 64 ones, and two factors.
     let off = 4.0 * UNIT * kept;

@@ -27,14 +27,21 @@ fn casts() -> impl Iterator<Item = Cast> {
     let nearest = [Format::E4M3, Format::E5M2].into_iter().map(Cast::new);
     let nearest = nearest.flat_map(|cast| [cast, cast.with_overflow(Overflow::NonFinite)]);
     let random = Rounding::Stochastic(key);
-    nearest.chain([
+    let other = [
         Cast::new(Format::E5M2)
             .with_rounding(random)
             .with_overflow(Overflow::NonFinite),
         Cast::new(Format::E4M3).with_rounding(random),
         Cast::new(Format::E4M3Fnuz).with_rounding(Rounding::TowardZero),
         Cast::new(Format::E5M2).with_via_f16(true),
-    ])
+    ];
+    let divided = [
+        Cast::new(Format::E4M3),
+        Cast::new(Format::E5M2).with_overflow(Overflow::NonFinite),
+        other[1],
+    ];
+    let divided = divided.map(|cast| cast.with_division(true));
+    nearest.chain(other).chain(divided)
 }
 
 #[test]
@@ -51,20 +58,23 @@ fn every_number_has_the_code_of_the_definition() -> Result<()> {
             ];
             for grid in grids {
                 let scales: Vec<f32> = (0..grid.len()).map(|i| [1., 3.7, -0.3][i % 3]).collect();
-                let quant_scale = Tensor::from_slice(&scales, grid.len(), &device())?;
+                let given = Tensor::from_slice(&scales, grid.len(), &device())?;
                 let what = format!("{cast:?} [{rows}, {cols}] {grid:?}");
                 // 2^16 is not a multiple of three: there the last number is left out.
                 let x = all.narrow(0, 0, rows * cols)?.reshape((rows, cols))?;
                 let backend = backend(&device())?;
-                let made = backend.quantize(&x, &grid, &quant_scale, &cast, Orientation::Both)?;
+                let made = backend.quantize(&x, &grid, &given, &cast, Orientation::Both)?;
                 let ours = codes(made.row_major.as_ref().expect("row-major codes"));
                 let turned = codes(made.transposed.as_ref().expect("transposed codes"));
                 for (at, &x) in values[..rows * cols].iter().enumerate() {
                     let scale = scales[grid.index(at / cols, at % cols)];
-                    let expected = cast.encode_scaled(x, scale, at as u64);
+                    let expected = match cast.divides {
+                        true => cast.encode_divided(x, scale, at as u64),
+                        false => cast.encode_scaled(x, scale, at as u64),
+                    };
                     assert_eq!(
                         ours[at], expected,
-                        "{what}: code of {x:e} times {scale} at {at}"
+                        "{what}: code of {x:e} with {scale} at {at}"
                     );
                     let across = at % cols * rows + at / cols;
                     assert_eq!(turned[across], expected, "{what}: transposed code of {x:e}");
@@ -83,7 +93,11 @@ fn rows_and_groups_have_the_scales_and_codes_of_the_cpu() -> Result<()> {
         let known = |x: &f32| if x.is_nan() { 1 } else { x.to_bits() };
         flat(x).iter().map(known).collect()
     };
-    for policy in [ScalePolicy::Mx, ScalePolicy::Dynamic] {
+    for policy in [
+        ScalePolicy::Mx,
+        ScalePolicy::Dynamic,
+        ScalePolicy::Inference,
+    ] {
         let current = CurrentScale {
             policy,
             power_of_two: false,

@@ -1,5 +1,6 @@
 //! Casts and what keeps their results: FP8 tensors, fake quantization, cached and packed weights, the state of delayed scaling.
 
+mod division;
 mod every_value;
 mod fake_quantize;
 mod packed;

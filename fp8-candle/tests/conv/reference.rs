@@ -288,6 +288,7 @@ pub fn dequantized(x: &Tensor, format: Format) -> Vec<f64> {
 
 /// Signal to noise in dB.
 pub fn sqnr(got: &Tensor, exact: &[f64]) -> f64 {
+    assert_eq!(got.elem_count(), exact.len());
     let noise: f64 = flat64(got)
         .iter()
         .zip(exact)

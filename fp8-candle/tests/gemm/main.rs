@@ -219,6 +219,7 @@ fn assert_same(what: &str, got: &Tensor, expected: &Tensor) {
         (true, DType::F32) => 3e-3,
         (true, _) => 7e-2,
     };
+    assert_eq!(got.dims(), expected.dims(), "{what}");
     let expected = flat64(expected);
     let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
     for (at, (got, expected)) in flat64(got).iter().zip(&expected).enumerate() {
@@ -267,6 +268,27 @@ fn sixteen_bit_results_and_bias() -> Result<()> {
     Ok(())
 }
 
+/// Sums are in f32, but the bias keeps all of its bits.
+#[test]
+fn a_bias_in_f64_is_added_in_f64() -> Result<()> {
+    if on_cuda() {
+        skipped("results in f64: only the CPU has them");
+        return Ok(());
+    }
+    let bias: Vec<f64> = (0..33).map(|i| 1. / (3. + f64::from(i))).collect();
+    let bias = Tensor::from_vec(bias, 33, &device())?;
+    for granularity in [Granularity::Tensorwise, BLOCK_1X128] {
+        let kind = (Format::E4M3, granularity, Cols);
+        let a = Operand::new(1, (9, 300), kind)?;
+        let b = Operand::new(2, (33, 300), kind)?;
+        let product = multiply(&a, &b, DType::F64, None)?;
+        let got = multiply(&a, &b, DType::F64, Some(&bias))?;
+        let what = format!("{granularity}");
+        assert_same(&what, &got, &product.broadcast_add(&bias)?);
+    }
+    Ok(())
+}
+
 #[test]
 fn same_bits_for_any_number_of_threads() -> Result<()> {
     for (m, n, k) in [
@@ -287,6 +309,7 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
                         .unwrap();
                     let got = flat64(&pool.install(|| multiply(&a, &b, DType::F32, None))?);
                     let first = first.get_or_insert_with(|| got.clone());
+                    assert_eq!((first.len(), got.len()), (m * n, m * n));
                     let differing = first.iter().zip(&got).filter(|(a, b)| a != b).count();
                     assert_eq!(
                         differing, 0,
@@ -314,7 +337,7 @@ fn operands_that_do_not_fit_are_errors() -> Result<()> {
     );
 
     let backend = backend(&device())?;
-    let Some(packed) = backend.pack(a.tensor.codes())? else {
+    let Some(packed) = backend.pack(a.tensor.codes(), a.tensor.format())? else {
         skipped("a packed operand A: this processor reads row-major codes");
         return Ok(());
     };

@@ -132,7 +132,7 @@ fn each_row_has_the_bits_that_it_has_alone() -> Result<()> {
         let bias = bias.transpose()?;
         let out = (dtype, bias.as_ref());
         let packed = match b_contraction == Cols && rng.random::<bool>() {
-            true => backend(&device())?.pack(b.tensor.codes())?,
+            true => backend(&device())?.pack(b.tensor.codes(), b.tensor.format())?,
             false => None,
         };
         let all = product(&a, &b, packed.as_ref(), out)?;

@@ -98,6 +98,7 @@ fn infinite_scales_give_nan() -> Result<()> {
         let b = Operand::new(2, (n, k), kind)?;
         for (x, y) in [(&a, &b), (&b, &a)] {
             let y = flat64(&multiply(x, y, DType::F32, None)?);
+            assert_eq!(y.len(), m * n);
             assert!(y.iter().all(|y| y.is_nan()), "{granularity}: {y:?}");
         }
     }

@@ -62,6 +62,34 @@ fn gradients_of_a_tied_table_are_added() -> Result<()> {
     Ok(())
 }
 
+/// Each 1 alone would vanish beside a sum of 256 in bf16 or of 2048 in f16, also beside the gradient of a tied head.
+#[test]
+fn rows_of_16_bits_are_added_in_f32() -> Result<()> {
+    const ROWS: usize = 2560;
+    for dtype in [DType::BF16, DType::F16] {
+        let table = Var::ones((3, 2), dtype, &Device::Cpu)?;
+        let rows = || embedding(&table, &Tensor::full(1u32, ROWS, &Device::Cpu)?)?.sum_all();
+        let x = Tensor::full(256f32, (1, 2), &Device::Cpu)?.to_dtype(dtype)?;
+        let head = || linear(&x, &table, None)?.sum_all();
+        let expected = |before: f64| {
+            let row = [before; 2];
+            [row, row.map(|sum| sum + ROWS as f64), row].concat()
+        };
+        let loss = rows()?;
+        for grads in [loss.backward()?, fp8_candle::wide::backward(&loss)?] {
+            let grad = grads.get(&table).unwrap();
+            assert_eq!(grad.dtype(), dtype);
+            assert_eq!(flat64(grad), expected(0.), "{dtype:?}");
+        }
+        for loss in [(rows()? + head()?)?, (head()? + rows()?)?] {
+            let grads = fp8_candle::wide::backward(&loss)?;
+            let grad = grads.get(&table).unwrap();
+            assert_eq!(flat64(grad), expected(256.), "{dtype:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn misfits_are_errors() -> Result<()> {
     let table = wave_f32(&[10, 7], 1);

@@ -1,7 +1,7 @@
 //! Errors can be matched where they arise, and keep their message inside candle's `Result`.
 
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::ops::cross_entropy;
+use fp8_candle::ops::{Activation, cross_entropy, detached};
 use fp8_candle::{Error, Fp8Tensor, Quantizer};
 use fp8_core::{Contraction, Format, Granularity};
 
@@ -36,6 +36,54 @@ fn kinds_can_be_matched() {
         ),
         "{error}"
     );
+}
+
+/// Those of operations outside any graph, which get the gradient of the result from their caller.
+#[test]
+fn gradients_that_do_not_fit_are_refused() {
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+    let (x, short, weight) = (zeros(&[3, 4]), zeros(&[2, 4]), zeros(&[4]));
+    let tall = zeros(&[4, 3]);
+    let softmax = |y: &Tensor, grad: &Tensor, causal| {
+        detached::softmax_gradient(y, grad, causal, 1.).map(drop)
+    };
+    let activation =
+        |grad: &Tensor| detached::activation_gradient(Activation::Gelu, &x, 2., grad).map(drop);
+    let norm = |center, weight: &Tensor, grad: &Tensor| {
+        detached::norm_gradients(center, &x, weight, grad, 1e-5, 1.).map(drop)
+    };
+    for (case, result) in [
+        softmax(&x, &short, false),
+        softmax(&x, &short, true),
+        // Fewer keys than queries, and no queries.
+        softmax(&tall, &tall, true),
+        softmax(&weight, &weight, true),
+        activation(&short),
+        norm(true, &weight, &short),
+        norm(false, &weight, &short),
+        norm(false, &zeros(&[3]), &x),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let is_shape = matches!(result, Err(Error::Shape { .. }));
+        assert!(is_shape, "case {case}: {result:?}");
+    }
+    let wide = x.to_dtype(DType::F64).unwrap();
+    for result in [
+        softmax(&x, &wide, false),
+        activation(&wide),
+        norm(true, &weight, &wide),
+    ] {
+        assert!(matches!(result, Err(Error::DType { .. })), "{result:?}");
+    }
+    for result in [
+        softmax(&x, &x, true),
+        activation(&x),
+        norm(true, &weight, &x),
+    ] {
+        assert!(result.is_ok(), "{result:?}");
+    }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::ops::{
-    AttentionOptions, CachedSequence, CachedTokens, attention, cached_attention,
-    cached_attention_each,
+    AttentionDropout, AttentionOptions, AttentionProducts, CachedSequence, CachedTokens, attention,
+    cached_attention, cached_attention_each,
 };
 use fp8_candle::{Error, Result};
 use fp8_core::Format;
@@ -154,6 +154,44 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     assert!(matches!(result, Err(Error::DType { .. })), "{result:?}");
     // A gradient would be lost.
     let var = Var::from_tensor(&q)?;
-    assert!(cached_attention(&var, of(&k), of(&k), 4, &plain()).is_err());
+    let error = cached_attention(&var, of(&k), of(&k), 4, &plain()).unwrap_err();
+    assert!(error.to_string().contains("no backward pass"), "{error}");
+    Ok(())
+}
+
+/// Also where the operation is composed, and where there is nothing to compute.
+#[test]
+fn dropout_is_refused() -> Result<()> {
+    let none = wave_f32(&[0, 4, 1, 16], 1);
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let q = wave_f32(&[1, 4, 1, 16], 1).to_dtype(dtype)?;
+        let k = wave_f32(&[1, 2, 8, 16], 2).to_dtype(dtype)?;
+        let cache = CachedSequence {
+            k: of(&k),
+            v: of(&k),
+            keys: 8,
+        };
+        for products in [AttentionProducts::none(), AttentionProducts::all()] {
+            let plain = plain().with_products(products);
+            let dropout = |probability| {
+                let dropout = AttentionDropout::new(probability, 3);
+                plain.clone().with_dropout(dropout)
+            };
+            for probability in [0.1, 1., f64::NAN] {
+                let options = dropout(probability);
+                for result in [
+                    cached_attention(&q, of(&k), of(&k), 8, &options),
+                    cached_attention_each(&q, &[cache], &options),
+                    cached_attention_each(&none, &[], &options),
+                ] {
+                    assert!(matches!(result, Err(Error::Dropout { .. })), "{result:?}");
+                }
+            }
+            // A probability of 0 drops nothing.
+            let y = cached_attention(&q, of(&k), of(&k), 8, &dropout(0.))?;
+            let expected = cached_attention(&q, of(&k), of(&k), 8, &plain)?;
+            assert_eq!(flat(&y), flat(&expected));
+        }
+    }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Linear layers in high precision: each row is what it is alone.
 
 use candle_core::{DType, Tensor, Var};
-use fp8_candle::Result;
 use fp8_candle::ops::{LinearOptions, linear, linear_with};
+use fp8_candle::{Error, Result};
 use fp8_test_support::{apart, flat, flat64, wave_f32};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -46,8 +46,9 @@ fn sums_of_f64_are_in_f64() -> Result<()> {
     let of = |shape: &[usize], seed| wave_f32(shape, seed).to_dtype(DType::F64);
     let (x, weight) = (of(&[40, 333], 1)?, of(&[21, 333], 2)?);
     let expected = x.matmul(&weight.t()?)?;
-    let far = (linear(&x, &weight, None)? - expected)?.abs()?.max_all()?;
-    assert!(far.to_scalar::<f64>()? <= f64::EPSILON * 333. * 341.);
+    let y = linear(&x, &weight, None)?;
+    assert_eq!(y.dtype(), DType::F64);
+    assert!(apart(&y, &expected) <= f64::EPSILON * 333. * 341.);
     Ok(())
 }
 
@@ -149,14 +150,71 @@ fn gradients_are_those_of_matmul() -> Result<()> {
     Ok(())
 }
 
+/// As all sums of f64.
+#[test]
+fn the_gradient_of_a_bias_in_f64_is_summed_in_f64() -> Result<()> {
+    let of = |shape: &[usize], seed| wave_f32(shape, seed).to_dtype(DType::F64);
+    let (x, weight) = (of(&[40, 30], 1)?, of(&[7, 30], 2)?);
+    let bias = Var::from_tensor(&of(&[7], 3)?)?;
+    // Numbers that f32 does not have.
+    let factor = (of(&[40, 7], 4)? / 3.)?;
+    let y = (linear(&x, &weight, Some(&bias))? * &factor)?;
+    let grads = y.sum_all()?.backward()?;
+    let far = apart(grads.get(&bias).unwrap(), &factor.sum(0)?);
+    // Two orders of 40 terms below 1.
+    assert!(far <= 40. * 40. * f64::EPSILON, "{far:e}");
+    Ok(())
+}
+
+/// The gradient of x would be that of another weight; without it, nothing reads the weight again.
+#[test]
+fn a_weight_that_has_changed_is_an_error() -> Result<()> {
+    let x = Var::from_tensor(&wave_f32(&[5, 30], 1))?;
+    let weight = Var::from_tensor(&wave_f32(&[7, 30], 2))?;
+    let bias = Var::from_tensor(&wave_f32(&[7], 3))?;
+    let (before, after) = (weight.as_tensor().copy()?, wave_f32(&[7, 30], 5));
+    for operands in [None, Some(DType::BF16)] {
+        let options = LinearOptions::default().with_operands(operands);
+        for bias in [None, Some(bias.as_tensor())] {
+            let loss = |x: &Tensor| linear_with(x, &weight, bias, options)?.sum_all();
+            let (of_both, of_weight) = (loss(&x)?, loss(&x.as_detached_tensor())?);
+            weight.set(&after)?;
+            let error = fp8_candle::wide::backward(&of_both).unwrap_err();
+            assert!(
+                matches!(&error, Error::ChangedValues { op, what: "weight", .. } if op == "linear"),
+                "{error}"
+            );
+            let grads = fp8_candle::wide::backward(&of_weight)?;
+            assert!(grads.get(&weight).is_some());
+            weight.set(&before)?;
+            let grads = fp8_candle::wide::backward(&of_both)?;
+            assert!(grads.get(&x).is_some() && grads.get(&weight).is_some());
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_does_not_fit_is_refused() -> Result<()> {
     let (x, weight) = (wave_f32(&[1, 4], 1), wave_f32(&[2, 4], 1));
-    assert!(linear(&x, &wave_f32(&[2, 5], 1), None).is_err());
-    assert!(linear(&x, &wave_f32(&[4], 1), None).is_err());
-    assert!(linear(&x, &weight, Some(&wave_f32(&[3], 1))).is_err());
-    assert!(linear(&x.to_dtype(DType::U32)?, &weight, None).is_err());
-    assert!(linear(&x, &weight.to_dtype(DType::U8)?, None).is_err());
+    let shape = |weight: &Tensor, bias: Option<&Tensor>, of: &str| {
+        let result = linear(&x, weight, bias);
+        let is_shape = matches!(&result, Err(Error::Shape { what, .. }) if *what == of);
+        assert!(is_shape, "{of}: {result:?}");
+    };
+    shape(&wave_f32(&[2, 5], 1), None, "weight");
+    shape(&wave_f32(&[4], 1), None, "weight");
+    shape(&weight, Some(&wave_f32(&[3], 1)), "bias");
+    let result = linear(&x.to_dtype(DType::U32)?, &weight, None);
+    assert!(
+        matches!(&result, Err(Error::DType { what: "x", .. })),
+        "{result:?}"
+    );
+    let result = linear(&x, &weight.to_dtype(DType::U8)?, None);
+    assert!(
+        matches!(&result, Err(Error::DType { what: "weight", .. })),
+        "{result:?}"
+    );
     let empty = Tensor::zeros((0, 4), DType::F32, x.device())?;
     assert_eq!(linear(&empty, &weight, None)?.dims(), [0, 2]);
     let none = Tensor::zeros((3, 0), DType::F32, x.device())?;

@@ -1,11 +1,11 @@
 //! The largest pixels of windows, and their gradients.
 
 use candle_core::{DType, Device, Tensor, Var};
-use fp8_candle::Result;
 use fp8_candle::ops::max_pool2d;
+use fp8_candle::{Error, Result};
 use fp8_test_support::{flat64, wave_f32};
 
-/// The definition: the gradient of each window goes to the first of its largest elements.
+/// The definition, which is torch's: the gradient of each window goes to its last NaN, or else to the first of its largest elements.
 fn gradient(x: &[f64], dims: [usize; 4], size: usize, grad: &[f64]) -> Vec<f64> {
     let [batch, channels, height, width] = dims;
     let (rows, cols) = (height / size, width / size);
@@ -17,9 +17,12 @@ fn gradient(x: &[f64], dims: [usize; 4], size: usize, grad: &[f64]) -> Vec<f64> 
                     let (r, c) = (row * size + i / size, col * size + i % size);
                     (image * height + r) * width + c
                 });
-                let first =
-                    |best: usize, place: usize| if x[place] > x[best] { place } else { best };
-                let best = places.reduce(first).unwrap();
+                let better =
+                    |best: usize, place: usize| match x[place] > x[best] || x[place].is_nan() {
+                        true => place,
+                        false => best,
+                    };
+                let best = places.reduce(better).unwrap();
                 result[best] += grad[(image * rows + row) * cols + col];
             }
         }
@@ -56,6 +59,50 @@ fn the_gradient_goes_to_the_largest() -> Result<()> {
     Ok(())
 }
 
+/// Wherever it is in its window, and outside of windows it has no effect.
+#[test]
+fn nan_is_the_largest() -> Result<()> {
+    let dims = [1, 2, 5, 4];
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+        // The last row belongs to no window.
+        for places in [
+            vec![0],
+            vec![1],
+            vec![5],
+            vec![0, 1],
+            vec![1, 4],
+            vec![7, 22],
+            vec![17],
+        ] {
+            let mut values = flat64(&wave_f32(&dims, 1));
+            values[2] = f64::INFINITY;
+            values[3] = f64::NEG_INFINITY;
+            for &place in &places {
+                values[place] = f64::NAN;
+            }
+            let x = Tensor::from_slice(&values, &dims, &Device::Cpu)?.to_dtype(dtype)?;
+            let x = Var::from_tensor(&x)?;
+            let y = max_pool2d(&x, 2)?;
+            let factor = (wave_f32(y.dims(), 2) * 8.)?.round()?.to_dtype(dtype)?;
+            let case = format!("{places:?} {dtype:?}");
+            let values = flat64(&x);
+            for (i, y) in flat64(&y).into_iter().enumerate() {
+                let first = i / 4 * 20 + i % 4 / 2 * 8 + i % 2 * 2;
+                let window = [first, first + 1, first + 4, first + 5].map(|place| values[place]);
+                let largest = window.into_iter().reduce(f64::max).unwrap();
+                match window.iter().any(|x| x.is_nan()) {
+                    true => assert!(y.is_nan(), "{case}: {y} at {i}"),
+                    false => assert_eq!(y, largest, "{case}, at {i}"),
+                }
+            }
+            let grads = (y * &factor)?.sum_all()?.backward()?;
+            let expected = gradient(&values, dims, 2, &flat64(&factor));
+            assert_eq!(flat64(grads.get(&x).unwrap()), expected, "{case}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn images_that_do_not_fit_are_errors() -> Result<()> {
     let image = Tensor::zeros((1, 1, 3, 4), DType::F32, &Device::Cpu)?;
@@ -66,7 +113,9 @@ fn images_that_do_not_fit_are_errors() -> Result<()> {
             "{error}"
         );
     }
-    assert!(max_pool2d(&image.squeeze(0)?, 2).is_err());
-    assert!(max_pool2d(&image.to_dtype(DType::U8)?, 2).is_err());
+    let result = max_pool2d(&image.squeeze(0)?, 2);
+    assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
+    let result = max_pool2d(&image.to_dtype(DType::U8)?, 2);
+    assert!(matches!(result, Err(Error::DType { .. })), "{result:?}");
     Ok(())
 }

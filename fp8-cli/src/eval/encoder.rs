@@ -3,6 +3,7 @@
 use crate::model::Source;
 use crate::output::{print, print_json};
 use crate::progress::{Bar, COUNT};
+use crate::texts::warn_of_lost;
 use anyhow::{Result, bail};
 use candle_core::DType;
 use fp8::models::{Bert, Model, Pooling};
@@ -16,10 +17,12 @@ use std::path::Path;
 pub fn run(source: &Source, bert: Bert, path: &Path, batch_size: usize, json: bool) -> Result<()> {
     let tokenizer = source.tokenizer()?;
     let files = vec![path.to_path_buf()];
-    let options = DatasetOptions::new(bert.config().max_position_embeddings)
+    let longest = bert.config().max_position_embeddings;
+    let options = DatasetOptions::new(longest)
         .with_labels(bert.labels().to_vec())
         .with_validation(Validation::Files(files.clone()));
     let data = Dataset::open(&files, &tokenizer, &options)?;
+    warn_of_lost(path, data.summary(), longest);
     let (task, count) = (data.task(), data.validation_rows());
     let objective: Box<dyn Objective<Model, Batch = Rows>> = match task {
         Task::Classification => Box::new(Classify::new(data, batch_size)?),
@@ -32,6 +35,12 @@ pub fn run(source: &Source, bert: Bert, path: &Path, batch_size: usize, json: bo
             path.display()
         ),
     };
+    if objective.validation_batches() == 0 {
+        bail!(
+            "{}: a single query has no other text to choose from: expected at least 2 queries, or texts with a `negative`",
+            path.display()
+        );
+    }
     let model = Model::Bert(bert);
     let mut bar = Bar::new("eval", COUNT)?;
     let (mut sum, mut hits, mut targets) = (0f64, 0, 0);

@@ -6,7 +6,7 @@ use crate::model::Source;
 use crate::output::{print, print_json};
 use crate::progress::{Bar, COUNT};
 use crate::texts::{Piece, Pieces};
-use crate::usage::{Usage, at_least};
+use crate::usage::{Usage, at_least, first_given};
 use anyhow::{Result, bail};
 use candle_core::{DType, Tensor};
 use fp8::models::{CausalLm, Llama, Model};
@@ -45,10 +45,10 @@ pub fn run(args: &Args) -> Result<()> {
         Model::Llama(model) => model,
         Model::Bert(model) => {
             let given = [
-                ("--tokens", args.tokens.is_some()),
-                ("--window", args.window.is_some()),
+                (args.tokens.is_some(), "--tokens"),
+                (args.window.is_some(), "--window"),
             ];
-            if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+            if let Some(flag) = first_given(given) {
                 return Err(Usage(format!("{flag} is for language models")).into());
             }
             let batch = args.batch.unwrap_or(BATCH);

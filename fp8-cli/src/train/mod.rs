@@ -6,9 +6,9 @@ mod outcome;
 mod settings;
 mod trained;
 
-use crate::card::command;
+use crate::card::{Asked, command};
 use crate::model::Source;
-use crate::output::{separate, size};
+use crate::output::{print, separate, size};
 use crate::source::found;
 use crate::usage::{Interrupted, Usage};
 use crate::watch::{Look, Watch};
@@ -102,21 +102,24 @@ pub fn run(args: &Args) -> Result<()> {
     let continues = resumed && run.trainer.resume()?;
     if continues && run.is_finished() {
         let (steps, path) = (run.trainer.step(), run.folder.path().display());
-        println!("{path} is already finished: {steps} of {steps} steps");
-        return Ok(());
+        return print(&format!(
+            "{path} is already finished: {steps} of {steps} steps\n"
+        ));
     }
     let context = run.stored.settings.context();
     if args.settings.context.is_none() && context < CONTEXT && !resumed {
-        println!("--context is {context}, as the model has no more positions");
+        print(&format!(
+            "--context is {context}, as the model has no more positions\n"
+        ))?;
     }
-    println!("data: {described}");
+    print(&format!("data: {described}\n"))?;
     for warning in warnings {
         eprintln!("warning: {warning}");
     }
     match (resumed, continues) {
-        (_, true) => println!("continuing after step {}", run.trainer.step()),
-        (true, false) => println!("no checkpoint was written yet: beginning again at step 0"),
-        (false, false) => run.describe(),
+        (_, true) => print(&format!("continuing after step {}\n", run.trainer.step()))?,
+        (true, false) => print("no checkpoint was written yet: beginning again at step 0\n")?,
+        (false, false) => run.describe()?,
     }
     run.train()
 }
@@ -222,23 +225,25 @@ impl Run {
         self.trainer.step() >= self.stored.settings.steps && self.folder.is_finished()
     }
 
-    fn describe(&self) {
+    fn describe(&self) -> Result<()> {
         let vars = self.trainer.vars().all_vars();
         let trained: usize = vars.iter().map(|var| var.elem_count()).sum();
-        println!("trains {:.3} million parameters", trained as f64 / 1e6);
+        let mut text = format!("trains {:.3} million parameters\n", trained as f64 / 1e6);
         if let Some(report) = self.trainer.report() {
-            println!("{}", layers::described(report, self.stored.settings.name()));
+            text += &layers::described(report, self.stored.settings.name());
+            text += "\n";
         }
         if !self.stored.settings.weight_rounding.is_nearest() {
-            println!("weights are rounded to FP8 at random");
+            text += "weights are rounded to FP8 at random\n";
         }
         if let Some(last) = self.stored.settings.finish {
             let rounded = match self.stored.settings.operands() {
                 Some(_) => ", with operands of bf16",
                 None => "",
             };
-            println!("the last {last} steps compute in high precision{rounded}");
+            text += &format!("the last {last} steps compute in high precision{rounded}\n");
         }
+        print(&text)
     }
 
     fn train(mut self) -> Result<()> {
@@ -266,7 +271,7 @@ impl Run {
             };
             if let Some((loss, accuracy)) = before {
                 let judged = judged(self.task, loss, accuracy);
-                println!("before training: validation {judged}");
+                print(&format!("before training: validation {judged}\n"))?;
             }
         }
         // Only now: the figures before and after training are those of the model as it is.
@@ -284,23 +289,27 @@ impl Run {
             judged: &judged,
             note: memory,
         })?;
-        let stop = watch.stop();
+        let (stop, requests) = (watch.stop(), watch.requests());
+        let asked = || requests.get().copied();
         let learners = std::slice::from_mut(&mut self.trainer);
         let ended = train(learners, &options, &mut metrics, &mut watch, &stop)?;
-        let request = watch.request();
         watch.end()?;
-        match ended {
-            Ended::Finished => self.finish(&mut metrics),
-            Ended::Stopped => {
-                let dir = self.folder.path().display();
-                println!("stopped; continue with `fp8 train --resume {dir}`");
-                // Whatever would follow the run in a script has nothing to work on yet.
-                Err(request.map_or_else(|| anyhow!("stopped"), |by| Interrupted(by).into()))
-            }
+        let dir = self.folder.path().display().to_string();
+        let done = match (ended, asked()) {
+            (Ended::Finished, _) => self.finish(&mut metrics, &asked),
+            // Whatever would follow the run in a script has nothing to work on yet.
+            (Ended::Stopped, Some(request)) => Err(Interrupted(request).into()),
+            (Ended::Stopped, None) => Err(anyhow!("stopped")),
+        };
+        if ended == Ended::Stopped || done.as_ref().is_err_and(|error| error.is::<Interrupted>()) {
+            print(&format!(
+                "stopped; continue with `fp8 train --resume {dir}`\n"
+            ))?;
         }
+        done
     }
 
-    fn finish(mut self, metrics: &mut Metrics) -> Result<()> {
+    fn finish(mut self, metrics: &mut Metrics, asked: Asked<'_>) -> Result<()> {
         let finished = Finished {
             model: &self.stored.model,
             command: &self.stored.command,
@@ -312,6 +321,7 @@ impl Run {
             task: self.task,
             labels: &self.labels,
             trainer: &mut self.trainer,
+            asked,
         };
         finished.write(metrics)
     }

@@ -2,8 +2,9 @@
 
 use super::goal::{Goal, judged};
 use super::settings::Settings;
+use crate::card::Asked;
 use crate::model::Source;
-use crate::output::size;
+use crate::output::{print, size};
 use anyhow::Result;
 use candle_core::DType;
 use fp8::memory_in_use;
@@ -35,6 +36,8 @@ pub struct Finished<'a> {
     pub task: Task,
     /// The classes; empty unless texts are classified.
     pub labels: &'a [String],
+    /// The request of the system to stop, which ends the measurements of the card.
+    pub asked: Asked<'a>,
 }
 
 /// How what is written does on the held-out data.
@@ -109,23 +112,24 @@ impl Finished<'_> {
         if val_loss.is_none()
             && let Some(loss) = self.trained
         {
-            println!("step {step:>5}  train {loss:.4}");
+            print(&format!("step {step:>5}  train {loss:.4}\n"))?;
         }
         if let Some(loss) = val_loss {
             let train = self
                 .trained
                 .map_or(String::new(), |loss| format!("train {loss:.4}  "));
-            println!(
-                "step {step:>5}  {train}validation {}",
-                judged(self.task, loss, accuracy)
-            );
+            let judged = judged(self.task, loss, accuracy);
+            print(&format!("step {step:>5}  {train}validation {judged}\n"))?;
         }
         if let Some(loss) = judgement.loss.filter(|_| self.in_fp8()) {
             let judged = judged(self.task, loss, judgement.accuracy);
-            println!("as written, without the recipe: validation {judged}");
+            print(&format!(
+                "as written, without the recipe: validation {judged}\n"
+            ))?;
         }
         if let Some(peak) = peak {
-            println!("{ms:.0} ms a step, at most {} of memory", size(peak));
+            let peak = size(peak);
+            print(&format!("{ms:.0} ms a step, at most {peak} of memory\n"))?;
         }
         let before = metrics.validation_curve(name).first().copied();
         // By at least what the message shows.
@@ -136,8 +140,8 @@ impl Finished<'_> {
                 "warning: training has raised the validation loss from {before:.4} to {after:.4}; a lower --lr or more data may help"
             );
         }
-        println!("written: {}", self.folder.path().join(written).display());
-        Ok(())
+        let written = self.folder.path().join(written);
+        print(&format!("written: {}\n", written.display()))
     }
 
     /// Whether validations ran in FP8, although what is written does not ask for it.
@@ -219,7 +223,8 @@ impl Finished<'_> {
         if let Some(accuracy) = judgement.accuracy {
             card = card.with_measure(Measure::new("Validation accuracy", None, accuracy));
         }
-        settings.card.measure(card, &base, &made)?.write(&dir)?;
+        let card = (settings.card).measure(card, (&base, &made), self.asked)?;
+        card.write(&dir)?;
         Ok(())
     }
 

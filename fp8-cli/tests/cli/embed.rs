@@ -1,6 +1,6 @@
 //! `fp8 embed`.
 
-use crate::support::{Dir, failure, output, speaking, words, write_tokenizer};
+use crate::support::{Dir, failure, json_output, output, speaking, words, write_tokenizer};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -70,6 +70,7 @@ fn vectors(rows: &[Value]) -> Vec<Vec<f64>> {
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
@@ -105,6 +106,7 @@ fn texts_get_their_vectors_in_order() {
     let fp8 = dir.join("fp8");
     output(&["quantize", &model, "--out", &fp8]);
     let rounded = vectors(&rows(&["embed", &fp8, "--json", a, b, c]));
+    assert_eq!(rounded.len(), 3);
     for (rounded, exact) in rounded.iter().zip(&all) {
         let cosine = dot(rounded, exact);
         assert!((0.98..0.999_999).contains(&cosine), "{cosine}");
@@ -137,6 +139,47 @@ fn files_of_sentence_encoders_are_respected() {
         line.contains("1_Pooling/config.json") && line.contains("max_tokens"),
         "{line}"
     );
+}
+
+/// An embedding without its dense layer would be another; a rewritten folder has it for those who compute it.
+#[test]
+fn modules_that_are_not_computed_are_refused_and_copied() {
+    let dir = Dir::new();
+    let model = encoder(&dir);
+    let module = |path: &str, class: &str| {
+        let class = format!("sentence_transformers.models.{class}");
+        json!({ "path": path, "type": class })
+    };
+    let write = |last: Value| {
+        let first = [module("", "Transformer"), module("1_Pooling", "Pooling")];
+        let modules = Value::from([&first[..], &[last]].concat());
+        std::fs::write(format!("{model}/modules.json"), modules.to_string()).unwrap();
+    };
+    write(module("2_Dense", "Dense"));
+    std::fs::create_dir(format!("{model}/2_Dense")).unwrap();
+    std::fs::write(format!("{model}/2_Dense/model.safetensors"), "dense").unwrap();
+    std::fs::create_dir(format!("{model}/other")).unwrap();
+    std::fs::write(format!("{model}/other/file"), "of something else").unwrap();
+    let line = failure(&["embed", &model, "w3"]);
+    for part in [
+        "modules.json",
+        "models.Dense",
+        "Transformer, Pooling or Normalize",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let fp8 = dir.join("fp8");
+    let said = output(&["quantize", &model, "--out", &fp8]);
+    assert!(said.contains("  2_Dense/model.safetensors\n"), "{said}");
+    let copy = std::fs::read_to_string(format!("{fp8}/2_Dense/model.safetensors")).unwrap();
+    assert_eq!(copy, "dense");
+    assert!(!std::fs::exists(format!("{fp8}/other")).unwrap());
+    write(module("../elsewhere", "Pooling"));
+    let line = failure(&["embed", &model, "w3"]);
+    assert!(line.contains("a folder beside the file"), "{line}");
+    // Vectors have length 1 in any case.
+    write(module("2_Normalize", "Normalize"));
+    output(&["embed", &model, "w3"]);
 }
 
 #[test]
@@ -195,4 +238,11 @@ fn calibration_cuts_its_samples_to_the_positions_of_the_model() {
         &out,
     ];
     output(&args);
+    let json = json_output(&["inspect", "--json", &out]);
+    let layers = json["layers"].as_array().unwrap();
+    assert!(!layers.is_empty(), "{json}");
+    for layer in layers {
+        let scale = layer["input_dequant_scale"].as_f64();
+        assert!(scale.is_some_and(|scale| scale > 0.), "{layer}");
+    }
 }

@@ -1,8 +1,10 @@
 //! `fp8 train` of encoders, and what is made of the result.
 
 use crate::support::{Dir, failure, json_output, output};
+use candle_core::{Device, Tensor};
 use fp8_test_support::encoder;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::path::Path;
 
 fn folder() -> (Dir, String) {
@@ -177,6 +179,7 @@ fn an_adapter_embeds_as_the_merged_model_does() {
         values.map(|x| x.as_f64().unwrap()).collect::<Vec<_>>()
     };
     let apart = |a: &[f64], b: &[f64]| {
+        assert_eq!(a.len(), b.len());
         let pairs = a.iter().zip(b);
         pairs.map(|(a, b)| (a - b).abs()).fold(0., f64::max)
     };
@@ -208,6 +211,29 @@ fn queries_are_trained_and_measured() {
         assert!(Path::new(&format!("{trained}/{file}")).exists(), "{file}");
     }
     output(&["embed", &trained, "red rose"]);
+}
+
+/// Every token is of the first segment, and padding is what the mask says.
+#[test]
+fn features_are_those_of_the_first_segment() {
+    let (dir, model) = folder();
+    let (ids, out) = (dir.join("ids.safetensors"), dir.join("out.safetensors"));
+    let row = |values: [i64; 3]| Tensor::new(&[values], &Device::Cpu).unwrap();
+    let write = |tensors: &[(&str, [i64; 3])]| {
+        let tensors = tensors.iter().map(|(name, values)| (*name, row(*values)));
+        let tensors: HashMap<&str, Tensor> = tensors.collect();
+        candle_core::safetensors::save(&tensors, &ids).unwrap();
+    };
+    let args = ["logits", &model, "--ids", &ids, "--out", &out];
+    let (words, mask) = (("input_ids", [5, 9, 1]), ("attention_mask", [1, 1, 0]));
+    write(&[words, mask, ("token_type_ids", [0, 0, 0])]);
+    let said = output(&args);
+    assert!(said.contains("features [1, 3, 32]"), "{said}");
+    write(&[words, mask, ("token_type_ids", [0, 1, 0])]);
+    let error = failure(&args);
+    for part in ["ids.safetensors: token_type_ids has 1", "the first segment"] {
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[test]
@@ -248,6 +274,15 @@ fn what_an_encoder_cannot_learn_is_said() {
     assert!(refused(&queries, &["--batch", "1"]).contains("rows is 1"));
     let error = failure(&["eval", &model, "--data", &data]);
     assert!(error.contains("the model no classifier"), "{error}");
+    let one = [serde_json::json!({ "query": "a rose", "positive": "red" })];
+    let one = path(encoder::lines(Path::new(&model), "one.jsonl", one));
+    let error = failure(&["eval", &model, "--data", &one]);
+    for part in [
+        "one.jsonl",
+        "a single query has no other text to choose from",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
     let error = failure(&["eval", &model, "--data", &data, "--window", "4"]);
     assert!(error.contains("--window is for language models"), "{error}");
 }

@@ -1,7 +1,8 @@
 //! `fp8 generate`.
 
 use crate::support::{
-    Dir, edit, failure, fp8, json_output, logits, output, speaking, text, words, write_tokenizer,
+    Dir, edit, failure, fp8, json_output, logits, output, refusal, speaking, text, words,
+    write_tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -141,6 +142,46 @@ fn draws_follow_the_seed() {
     ];
     let top = output(&[&args[..], &["--temperature", "1.5", "--top-k", "1"]].concat());
     assert_eq!(top, greedy);
+}
+
+/// Nothing is drawn at a temperature of 0, and without a penalty there is nothing for a window.
+#[test]
+fn flags_without_effect_are_refused() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let args = ["generate", &model, "--prompt", "w3", "--max-tokens", "2"];
+    let cases: [(&[&str], &str); 4] = [
+        (&["--top-k", "3"], "--top-k: at a temperature of 0"),
+        (&["--seed", "0", "--top-p", "0.5"], "--top-p, --seed: at a"),
+        (&["--temperature", "0", "--seed", "1"], "--seed: at a"),
+        (
+            &["--repetition-window", "4"],
+            "--repetition-window needs a --repetition-penalty other than 1",
+        ),
+    ];
+    for (more, part) in cases {
+        let (code, line) = refusal(&[&args[..], more].concat());
+        assert_eq!(code, 2, "{more:?}: {line}");
+        assert!(line.contains(part), "{more:?}: {line}");
+    }
+    let window = ["--repetition-window", "4", "--repetition-penalty", "1.5"];
+    output(&[&args[..], &window].concat());
+    // The model's own settings count: it is drawn, among as many as they say.
+    let settings =
+        json!({ "do_sample": true, "temperature": 0.8, "top_k": 3, "repetition_penalty": 1.1 });
+    let file = format!("{model}/generation_config.json");
+    std::fs::write(file, settings.to_string()).unwrap();
+    for more in [
+        ["--seed", "1"],
+        ["--top-p", "0.5"],
+        ["--repetition-window", "4"],
+    ] {
+        output(&[&args[..], &more].concat());
+    }
+    let cold = [&args[..], &["--temperature", "0"]].concat();
+    output(&cold);
+    let (code, line) = refusal(&[&cold[..], &["--top-k", "3"]].concat());
+    assert_eq!(code, 2, "{line}");
 }
 
 #[test]

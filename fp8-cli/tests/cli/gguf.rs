@@ -1,6 +1,6 @@
 //! GGUF files, which every command that runs a language model takes.
 
-use crate::support::{Dir, failure, json_output, output, write_ids};
+use crate::support::{Dir, failure, json_output, output, refusal, write_ids};
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
@@ -121,7 +121,7 @@ fn a_gguf_file_and_its_conversions_run() {
         logits.to_vec1::<f32>().unwrap()
     };
     let (exact, rounded) = (logits(&model), logits(&high));
-    assert_eq!(exact.len(), 3 * 8);
+    assert_eq!([exact.len(), rounded.len()], [3 * 8; 2]);
     let square = |x: f32| f64::from(x) * f64::from(x);
     let signal: f64 = exact.iter().map(|&x| square(x)).sum();
     let noise = exact.iter().zip(&rounded).map(|(a, b)| square(a - b));
@@ -135,6 +135,48 @@ fn a_gguf_file_and_its_conversions_run() {
     // q, o, k, v, gate, up and down in f32.
     let elements = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32;
     assert_eq!(report["linear_weight_bytes"], 4 * elements);
+}
+
+/// A GGUF file has no FP8 layers, whether it is read or written.
+#[test]
+fn flags_of_fp8_are_refused() {
+    let dir = Dir::new();
+    let model = write_model(&dir);
+    let (out, fp8) = (dir.join("out.gguf"), dir.join("fp8"));
+    let flags: [&[&str]; 4] = [
+        &["--auto", "1"],
+        &["--groups", "32"],
+        &["--weight-only"],
+        &["--allow-unscaled"],
+    ];
+    let generate = ["generate", &model, "--prompt", "ab", "--max-tokens", "1"];
+    let convert = ["convert", &model, "--to", "gguf", "--out", &out];
+    for flag in flags {
+        let mut commands = vec![[&generate[..], flag].concat()];
+        if flag[0] != "--auto" {
+            commands.push([&convert[..], flag].concat());
+        }
+        for args in commands {
+            let (code, line) = refusal(&args);
+            assert_eq!(code, 2, "{args:?}: {line}");
+            let expected = format!("{} is for FP8 layers, and {model} is a GGUF file", flag[0]);
+            assert!(line.contains(&expected), "{args:?}: {line}");
+        }
+    }
+    output(&["quantize", &model, "--out", &fp8]);
+    let flags: [&[&str]; 3] = [
+        &["--shard-bytes", "1000"],
+        &["--drop-kv-scales"],
+        &["--power-of-two-inputs"],
+    ];
+    for flag in flags {
+        let args = ["convert", &fp8, "--to", "gguf", "--out", &out];
+        let (code, line) = refusal(&[&args[..], flag].concat());
+        assert_eq!(code, 2, "{line}");
+        let expected = format!("{} is for FP8 in a directory", flag[0]);
+        assert!(line.contains(&expected), "{line}");
+    }
+    assert!(!std::fs::exists(&out).unwrap());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-use crate::support::{Dir, output, text};
+use crate::support::{Dir, output, speaking, text};
 use candle_core::{Device, Tensor};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -122,6 +122,40 @@ fn dequantize_keeps_the_model_it_was_to_replace() {
         ];
         args.map(str::to_string).to_vec()
     });
+}
+
+/// The model is there by then; only its card is not.
+#[test]
+fn a_stopped_measurement_leaves_a_whole_model() {
+    for words in [10_000, 100_000, 1_000_000] {
+        let dir = Dir::new();
+        let model = speaking("ct_static_tensor", &dir.join("model"));
+        let (out, data) = (dir.join("out"), dir.join("text.txt"));
+        std::fs::write(&data, "w3 w4 w5 w6 w70 ".repeat(words / 5)).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
+            .args(["quantize", &model, "--out", &out, "--eval", &data])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while child.try_wait().unwrap().is_none() && !std::fs::exists(&out).unwrap() {
+            std::thread::yield_now();
+        }
+        signal(&child, "-INT");
+        let ended = child.wait_with_output().unwrap();
+        if ended.status.success() {
+            continue;
+        }
+        let errors = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(130), "{errors}");
+        let said = format!("stopped: {out} is complete, but has no README.md");
+        assert!(errors.contains(&said), "{errors}");
+        assert_eq!(dir.names(), ["model", "out", "text.txt"]);
+        assert!(!std::fs::exists(format!("{out}/README.md")).unwrap());
+        output(&["check", &out]);
+        return;
+    }
+    panic!("the command was done before the signal each time");
 }
 
 /// A kill leaves a copy under a hidden name, which the next run removes.

@@ -90,6 +90,11 @@ fn layers_of_a_model_are_timed_as_they_compute() {
     let trained = rows(&[&high, "--tokens", "2", "--fresh"]);
     assert_eq!(trained.len(), 5, "the head too: {trained:?}");
     assert_eq!(trained[0]["computation"], "training under delayed");
+    // Shapes come after the layers, and are not those of the file.
+    let both = rows(&[&model, "--shapes", "16x8", "--tokens", "2", "--fresh"]);
+    assert_eq!(both.len(), 5, "{both:?}");
+    assert_eq!(both[4]["computation"], "training under delayed");
+    assert_eq!(both[4]["out_features"], 16);
 }
 
 /// A model in which layers were decoded computes nearly the same.
@@ -125,8 +130,24 @@ fn layers_that_are_slower_in_fp8_are_decoded() {
 #[test]
 fn wrong_arguments_are_named() {
     let model = golden("ct_static_tensor");
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--layers"], "MODEL"),
+        (
+            &["--layers", "--shapes", "4x4", "--auto", "1"],
+            "--auto is for the layers of a model",
+        ),
+        (
+            &["--layers", "--shapes", "4x4", "--adapter", "a"],
+            "--adapter is for the layers of a model",
+        ),
+        (
+            &["--layers", "--shapes", "4x4", "--groups", "32"],
+            "--groups is for the layers of a model",
+        ),
+        (
+            &["--layers", "--shapes", "4x4", "--weight-only"],
+            "--weight-only is for the layers of a model",
+        ),
         (
             &["--layers", "--shapes", "16"],
             "expected outputs and inputs, as in 4096x1024",

@@ -2,6 +2,7 @@
 
 use crate::support::{Dir, copy, edit, failure, golden, output, refusal, speaking, write_ids};
 use candle_core::{Device, Tensor};
+use fp8_test_support::skipped;
 use serde_json::json;
 
 /// Each command that takes a model, with all its other arguments. They write to `out`.
@@ -51,6 +52,7 @@ fn every_command_names_an_unsupported_format() {
 #[test]
 fn a_device_that_is_not_there_is_named() {
     if candle_core::utils::cuda_is_available() && Device::new_cuda(0).is_ok() {
+        skipped("there is a CUDA device");
         return;
     }
     let dir = Dir::new();

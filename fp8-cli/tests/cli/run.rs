@@ -6,6 +6,7 @@ use crate::support::{
 };
 use candle_core::{DType, Device, Tensor};
 use serde_json::json;
+use std::collections::HashMap;
 
 #[test]
 fn perplexity_is_that_of_the_logits() {
@@ -18,6 +19,7 @@ fn perplexity_is_that_of_the_logits() {
     let mut sum = 0f64;
     for window in ids.chunks(10) {
         let rows = logits(&dir, &model, &window[..window.len() - 1], &[]);
+        assert_eq!(rows.len(), window.len() - 1);
         for (row, target) in rows.iter().zip(&window[1..]) {
             let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
             sum += total.ln() - f64::from(row[*target as usize]);
@@ -95,6 +97,28 @@ fn logits_of_more_tokens_than_positions_are_refused() {
     output(&args);
 }
 
+/// Padding would be read as tokens.
+#[test]
+fn a_mask_of_a_language_model_is_refused_unless_it_masks_nothing() {
+    let dir = Dir::new();
+    let model = golden("ct_static_tensor");
+    let (ids, out) = (dir.join("ids.safetensors"), dir.join("logits.safetensors"));
+    let row = |values: [i64; 2]| Tensor::new(&[values], &Device::Cpu).unwrap();
+    let write = |mask: [i64; 2]| {
+        let tensors = HashMap::from([("input_ids", row([3, 4])), ("attention_mask", row(mask))]);
+        candle_core::safetensors::save(&tensors, &ids).unwrap();
+    };
+    let args = ["logits", &model, "--ids", &ids, "--out", &out];
+    write([1, 0]);
+    let line = failure(&args);
+    for part in ["attention_mask has 0", "leave out padding"] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(!std::fs::exists(&out).unwrap());
+    write([1, 1]);
+    output(&args);
+}
+
 #[test]
 fn logits_are_those_of_the_family() {
     let dir = Dir::new();
@@ -112,6 +136,7 @@ fn logits_are_those_of_the_family() {
         let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         let (ours, theirs) = (load(&out), load(&expected));
         let (ours, theirs) = (values(&ours["logits"]), values(&theirs[name]));
+        assert_eq!(ours.len(), theirs.len(), "{family}");
         let square = |x: f32| f64::from(x) * f64::from(x);
         let signal: f64 = theirs.iter().map(|&x| square(x)).sum();
         let noise: f64 = ours.iter().zip(&theirs).map(|(a, b)| square(a - b)).sum();

@@ -14,6 +14,7 @@ mod avx2;
 mod avx512;
 pub(crate) mod convert;
 pub(crate) mod decode;
+pub(crate) mod divided;
 pub(crate) mod expanded;
 pub(crate) mod general;
 pub(crate) mod groups;

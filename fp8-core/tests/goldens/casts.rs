@@ -121,13 +121,16 @@ fn values_of_all_codes_equal_the_peers() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     for format in Format::ALL {
         let table = f32s(&file, &format!("table.{}", peer_name(format)));
+        assert_eq!(table.len(), 256, "{format}");
         for (code, expected) in (0..=255).zip(table) {
             let value = format.decode(code);
             let same = value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan();
             assert!(same, "{format} {code:#04x} is {value:e}, not {expected:e}");
         }
     }
-    for (code, expected) in (0..=255).zip(f32s(&file, "table.e8m0fnu")) {
+    let table = f32s(&file, "table.e8m0fnu");
+    assert_eq!(table.len(), 256);
+    for (code, expected) in (0..=255).zip(table) {
         let value = E8M0::from_bits(code).to_f32();
         assert!(
             value == expected || value.is_nan() && expected.is_nan(),
@@ -159,6 +162,7 @@ fn e8m0_equals_the_peers() {
     for (dtype, inputs) in inputs(&file) {
         let ml_dtypes = u8s(&file, &format!("{dtype}.ml_dtypes.e8m0fnu"));
         let torch = u8s(&file, &format!("{dtype}.torch_direct.e8m0fnu"));
+        assert_eq!([ml_dtypes.len(), torch.len()], [inputs.len(); 2], "{dtype}");
         for ((&x, &ml_dtypes), &torch) in inputs.iter().zip(ml_dtypes).zip(torch) {
             let code = E8M0::from_f32(x).to_bits();
             assert_eq!(code, ml_dtypes, "{dtype} {x:e}");

@@ -70,7 +70,9 @@ fn traces() -> Vec<Trace> {
 fn each_step_leaves_what_the_peers_remember() {
     let traces = traces();
     assert_eq!(traces.len(), 14);
+    let mut compared = 0;
     for trace in &traces {
+        assert_eq!(trace.dequant_scales.len(), trace.amaxes.len());
         let (rule, order) = (trace.rule(), trace.order());
         let (mut history, mut quant_scale) = (vec![0.; trace.length], 1.);
         for (t, &amax) in trace.amaxes.iter().enumerate() {
@@ -85,14 +87,18 @@ fn each_step_leaves_what_the_peers_remember() {
             assert_eq!(stored, trace.dequant_scales[t], "{name}");
             if let Some(theirs) = trace.history(t) {
                 assert_eq!(order.from_newest_first(&history), theirs, "{name}");
+                compared += 1;
             }
         }
     }
+    // Ten traces store the history after each of 60 steps, four after the last one only.
+    assert_eq!(compared, 10 * 60 + 4);
 }
 
 /// State imported from another library after any step continues as in that library.
 #[test]
 fn a_run_goes_on_from_the_state_of_a_peer() {
+    let mut compared = 0;
     for trace in &traces() {
         let rule = trace.rule();
         for t in 0..trace.amaxes.len() - 1 {
@@ -113,9 +119,12 @@ fn a_run_goes_on_from_the_state_of_a_peer() {
             if let Some(theirs) = trace.history(t + 1) {
                 let ours = trace.order().from_newest_first(&history);
                 assert_eq!(ours, theirs, "{} step {t}", trace.name);
+                compared += 1;
             }
         }
     }
+    // From each but the last step of the traces that store all histories.
+    assert_eq!(compared, 10 * 59);
 }
 
 /// The peers of the power-of-two rules take a logarithm in f32, which rounds up just below a power of two.

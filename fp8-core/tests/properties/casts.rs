@@ -207,6 +207,15 @@ fn nan_and_zero_keep_their_sign_where_there_are_two() {
     }
 }
 
+/// A quotient in f32 is another number than the product with the reciprocal in f32, which matters at ties.
+#[test]
+fn a_tie_of_quotients_stays_a_tie() {
+    let (cast, x, scale) = (Cast::new(Format::E4M3), -0.79296875, 0.0068359375);
+    let value = |code| Format::E4M3.decode(code);
+    assert_eq!(value(cast.encode_divided(x, scale, 0)), -112.0); // -116, between -112 and -120
+    assert_eq!(value(cast.encode_scaled(x, 1.0 / scale, 0)), -120.0);
+}
+
 #[test]
 fn overflow_is_decided_after_rounding() {
     let non_finite = |format, x| {

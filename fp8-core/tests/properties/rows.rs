@@ -98,6 +98,38 @@ proptest! {
         prop_assert_eq!(out, expected);
     }
 
+    /// Casts that divide by their scales, in two runs of rows and as one row.
+    #[test]
+    fn casts_that_divide_equal_the_definition(grid in grids(), seed: u32, cut in 0..70usize) {
+        let (src, scales) = (matrix(&grid, seed), scales(&grid, seed ^ 1));
+        let (rows, cols) = (grid.rows(), grid.cols());
+        let index = |i: usize| grid.index(i / cols, i % cols);
+        let cut = cut.min(rows);
+        for cast in casts().map(|cast| cast.with_division(true)) {
+            let expected: Vec<u8> = src.iter().enumerate().map(|(i, x)| cast.encode_divided(*x, scales[index(i)], i as u64)).collect();
+            let (mut codes, mut transposed) = (vec![0x55; src.len()], vec![0x55; src.len()]);
+            encode_rows(&cast, &src, 0, &grid, &scales, &mut codes);
+            prop_assert_eq!(&codes, &expected);
+            codes.fill(0x55);
+            for run in [cut..rows, 0..cut] {
+                let range = run.start * cols..run.end * cols;
+                let src = &src[range.clone()];
+                let max = encode_rows_transposed(&cast, src, run.start, &grid, &scales, &mut codes[range], &mut transposed);
+                prop_assert_eq!(max, amax(src));
+            }
+            prop_assert_eq!(&codes, &expected);
+            prop_assert!((0..rows * cols).all(|i| transposed[i % cols * rows + i / cols] == expected[i]));
+
+            let expected: Vec<u8> = src.iter().enumerate().map(|(i, x)| cast.encode_divided(*x, scales[0], i as u64)).collect();
+            codes.fill(0x55);
+            encode(&cast, &src, scales[0], &mut codes);
+            prop_assert_eq!(&codes, &expected);
+            codes.fill(0x55);
+            prop_assert_eq!(encode_with_amax(&cast, &src, scales[0], &mut codes), amax(&src));
+            prop_assert_eq!(&codes, &expected);
+        }
+    }
+
     /// A matrix cut into runs of rows, in any order, gives the same bits.
     #[test]
     fn splitting_a_matrix_changes_no_bit(grid in grids(), seed: u32, cuts in prop::collection::vec(0..70usize, 0..4)) {

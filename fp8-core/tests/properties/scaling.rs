@@ -17,13 +17,15 @@ fn amaxes(count: u32) -> impl Iterator<Item = f32> {
 /// torchao computes in f64 and rounds at the end.
 #[test]
 fn inference_divides_by_the_rounded_dequant_scale() {
-    use fp8_core::inference_quant_scale;
+    use fp8_core::{inference_dequant_scale, inference_quant_scale};
     let format = Format::E4M3;
     let mut differing = 0;
     for i in 1..100_000u32 {
         let amax = i as f32 * 0.37;
         let scale = inference_quant_scale(amax, format);
-        assert_eq!(scale.to_bits(), (1.0 / (amax / 448.0)).to_bits());
+        let dequant_scale = inference_dequant_scale(amax, format);
+        assert_eq!(dequant_scale.to_bits(), (amax / 448.0).to_bits());
+        assert_eq!(scale.to_bits(), (1.0 / dequant_scale).to_bits());
         let exact = 448.0 / f64::from(amax);
         // Two roundings, half an ulp each.
         assert!(
@@ -35,6 +37,12 @@ fn inference_divides_by_the_rounded_dequant_scale() {
     assert_eq!(inference_quant_scale(0.0, format), 1.0 / (1e-12f32 / 448.0));
     assert_eq!(inference_quant_scale(f32::INFINITY, format), 0.0);
     assert!(inference_quant_scale(f32::NAN, format).is_nan());
+    assert_eq!(inference_dequant_scale(0.0, format), 1e-12 / 448.0);
+    assert_eq!(
+        inference_dequant_scale(f32::INFINITY, format),
+        f32::INFINITY
+    );
+    assert!(inference_dequant_scale(f32::NAN, format).is_nan());
 }
 
 #[test]

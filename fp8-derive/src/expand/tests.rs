@@ -99,6 +99,10 @@ fn errors_name_the_place() {
             "`A`: unknown attribute `skip`",
         ),
         (
+            "#[fp8(crate = \"a\")] #[fp8(crate = \"b\")] struct A { x: X }",
+            "`A`: `crate` is given twice",
+        ),
+        (
             "union A { x: u8, y: i8 }",
             "cannot be derived for the union `A`",
         ),

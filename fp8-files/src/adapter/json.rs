@@ -4,6 +4,7 @@ use super::config::AdapterConfig;
 use super::targets::{ALL_LINEAR, Targets};
 use crate::error::{Error, Result};
 use crate::load::at::At;
+use crate::python_json;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,7 +75,7 @@ fn is_off(value: &Value) -> bool {
 
 /// Reads the configuration in the file at `path`.
 pub(super) fn parse(path: &Path, text: &str) -> Result<AdapterConfig> {
-    let value: Value = serde_json::from_str(text)
+    let value = python_json::parse(text)
         .map_err(|error| Error::json(path, "the configuration of the adapter", error))?;
     let root = At::new(path, "", &value);
     let kind = root.get("peft_type");

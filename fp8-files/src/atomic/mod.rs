@@ -12,6 +12,7 @@ mod safetensors;
 mod together;
 mod unique;
 
+use crate::python_json;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -139,7 +140,7 @@ pub fn write_atomic(
     })
 }
 
-/// Writes JSON in several lines, with a line feed at the end. `path` is for messages.
+/// Writes JSON in several lines, with the tokens of [`python_json`](crate::python_json) and a line feed at the end. `path` is for messages.
 ///
 /// # Errors
 /// [`FileError::Io`].
@@ -148,11 +149,8 @@ pub fn write_json(
     path: &Path,
     value: &serde_json::Value,
 ) -> Result<(), FileError> {
-    let text = serde_json::to_vec_pretty(value).map_err(io::Error::from);
-    let written = text.and_then(|mut text| {
-        text.push(b'\n');
-        writer.write_all(&text)
-    });
+    let text = python_json::to_pretty(value) + "\n";
+    let written = writer.write_all(text.as_bytes());
     written.map_err(FileError::io(path, "write"))
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
 
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use candle_core::{CpuStorage, Device, Storage, Tensor};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
@@ -51,7 +51,7 @@ pub fn write_safetensors(
     let metadata = metadata.map(|entries| json!(entries.iter().collect::<BTreeMap<_, _>>()));
     let mut header = Header::new(metadata);
     for (name, tensor) in &order {
-        header.add(path, name, tensor.dtype(), tensor.dims())?;
+        header.add(path, name, tensor.dtype().into(), tensor.dims())?;
     }
     let (header, _) = header.finish();
     writer
@@ -102,7 +102,7 @@ impl Header {
         &mut self,
         path: &Path,
         name: &str,
-        dtype: DType,
+        dtype: Dtype,
         dims: &[usize],
     ) -> Result<u64, FileError> {
         if name == METADATA {
@@ -110,8 +110,7 @@ impl Header {
             return Err(FileError::ReservedName { path, name });
         }
         let start = self.end;
-        self.end += (dims.iter().product::<usize>() * dtype.size_in_bytes()) as u64;
-        let dtype: Dtype = dtype.into();
+        self.end += (dims.iter().product::<usize>() * dtype.bitsize() / 8) as u64;
         let entry = json!({ "dtype": dtype, "shape": dims, "data_offsets": [start, self.end] });
         self.entries.insert(name.to_string(), entry);
         Ok(start)

@@ -102,6 +102,8 @@ faults! {
         "Correct the entry, if the tensors are of another kind than it says.";
     Error ConfigAmbiguous "config-ambiguous" "Entries of the configuration contradict each other about a layer."
         "Give the layer one entry.";
+    Warning ConfigsDiffer "configs-differ" "The two configuration files of ModelOpt contradict each other."
+        "Engines read one or the other: take both from one export, or correct the wrong one.";
     Error ConfigOfOther "config-of-other-family" "The configuration names another family than the tensors."
         "Take the configuration that was written with these files: with this one the scales are not found.";
     Warning ConfigMissing "config-missing" "There are scaled FP8 weights, but `config.json` says nothing about quantization."
@@ -230,8 +232,8 @@ faults! {
         "Set `tie_word_embeddings` to false: a tied model drops the head and its scale.";
     Warning TiedHeadDiffers "tied-head-differs" "The output head differs from the embedding to which it is tied."
         "Set `tie_word_embeddings` to false, or remove the head: a tied model does not read it.";
-    Warning HeadQuantized "head-quantized" "The output head is FP8 in a family whose engines read it in high precision."
-        "Leave `lm_head` in high precision, and list it: vLLM drops its scale under this method.";
+    Warning HeadQuantized "head-quantized" "The output head is FP8 in a family in which vLLM reads it in high precision."
+        "Leave `lm_head` in high precision, and list it: vLLM drops its scale under this method (transformers reads it in blocks).";
 
     // Everything else.
     Error Refused "refused" "The loader refuses the files for another reason."

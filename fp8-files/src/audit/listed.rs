@@ -32,7 +32,22 @@ pub(super) fn findings(survey: &Survey) -> Vec<Finding> {
             .filter_map(|listed| entry(listed, &modules, is_unlisted)),
     );
     found.extend(whole(survey, &plain));
+    found.extend(differences(survey));
     found
+}
+
+/// Contradictions of two configuration files.
+fn differences(survey: &Survey) -> impl Iterator<Item = Finding> {
+    survey.differences.iter().map(|difference| {
+        let expected = format!("{}, as config.json says", difference.expected);
+        let key = difference.key.as_str();
+        Finding::new(
+            Fault::ConfigsDiffer,
+            key,
+            difference.found.as_str(),
+            expected,
+        )
+    })
 }
 
 /// Canonical paths of linear layers in high precision, with the stored names of their weights.

@@ -196,7 +196,12 @@ fn head(survey: &Survey, config: &Value, names: &BTreeSet<String>, reads: bool) 
     let tied = |config: &Value| config.get("tie_word_embeddings").and_then(Value::as_bool);
     let tied = tied(config).or_else(|| tied(text));
     let layer = survey.layer_at(HEAD);
-    let read_plain = [FamilyName::AUTO_FP8, FamilyName::HF_PER_TENSOR];
+    // vLLM quantizes linear layers only under the method `fp8`.
+    let read_plain = [
+        FamilyName::AUTO_FP8,
+        FamilyName::HF_PER_TENSOR,
+        FamilyName::FP8_BLOCKS,
+    ];
     if let Some(layer) = layer {
         let name = layer.codes.name;
         if tied == Some(true) {

@@ -1,6 +1,7 @@
 //! Values of a configuration, each with its file and keys for error messages.
 
 use crate::error::{Error, Result};
+use crate::python_json;
 use fancy_regex::Regex;
 use fp8_core::Granularity;
 use serde_json::Value;
@@ -136,7 +137,7 @@ impl<'a> At<'a> {
     /// The error for a value other than `expected`.
     pub(crate) fn unsupported(&self, expected: &str) -> Error {
         const LONG: usize = 200;
-        let mut value = self.value.to_string();
+        let mut value = python_json::to_text(self.value);
         if value.len() > LONG {
             value = value.chars().take(LONG).chain("..".chars()).collect();
         }

@@ -6,10 +6,15 @@ use super::family::Family;
 use super::options::OpenOptions;
 use crate::error::{Error, Result};
 use crate::names::split;
+use crate::python_json;
 use crate::read::{MAX_CONFIG, read_text_if_present};
 use crate::safetensors_file::{SafetensorsFile, any_name};
+use safetensors::Dtype;
 use serde_json::Value;
 use std::path::Path;
+
+/// ModelOpt's own file, beside `config.json` or alone.
+pub(super) const SECOND: &str = "hf_quant_config.json";
 
 /// The `config.json` of `directory`, if there is one.
 pub(super) fn read(directory: &Path) -> Result<Option<Value>> {
@@ -45,32 +50,39 @@ fn family_of(
     if let Some(family) = told {
         return Ok(family);
     }
-    let path = directory.join("hf_quant_config.json");
+    let path = directory.join(SECOND);
     if let Some(config) = json(&path)? {
-        return families::modelopt(&At::new(&path, "", &config));
+        return families::modelopt(&At::new(&path, "", &config), None);
     }
     if families::is_torchao(files) {
         families::torchao(None, files)
     } else if families::is_comfy(files) {
         families::comfy(files)
-    } else if options.allow_unscaled && !any_name(files, is_scale) {
+    } else if options.allow_unscaled && !has_scales(files) {
         Ok(families::plain_cast())
     } else {
         Ok(families::by_shape())
     }
 }
 
-/// Whether a tensor is a scale of FP8 values, in any family. The `scale` of a norm is not.
-fn is_scale(name: &str) -> bool {
-    let own = split(name).1;
-    let ends = [
-        "_scale",
-        "_scale_inv",
-        "scale_weight",
-        "scale_input",
-        "scales",
-    ];
-    ends.iter().any(|end| own.ends_with(end)) || own.contains("qscale")
+/// Whether any tensor is a scale of FP8 values: it has the name that a family gives to scales, or that of an FP8 tensor and an end. Parameters
+/// such as `logit_scale`, `layer_scale` and the `scale` of a norm are none.
+fn has_scales(files: &[&SafetensorsFile]) -> bool {
+    any_name(files, |name| {
+        let own = split(name).1;
+        let of_tensor = ["_scale", "_scale_inv"]
+            .iter()
+            .find_map(|end| name.strip_suffix(*end));
+        families::WEIGHT_SCALES.contains(&own)
+            || families::INPUT_SCALES.contains(&own)
+            || of_tensor.is_some_and(|tensor| is_fp8(files, tensor))
+    })
+}
+
+/// Whether a tensor of that name holds FP8 codes.
+fn is_fp8(files: &[&SafetensorsFile], name: &str) -> bool {
+    let mut dtypes = files.iter().filter_map(|file| file.dtype(name));
+    dtypes.any(|dtype| matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2))
 }
 
 /// The family of Mistral's own files, and `params.json` if there is one.
@@ -112,7 +124,7 @@ pub(super) fn json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
         return Ok(None);
     };
-    let value = serde_json::from_str(&text)
+    let value = python_json::parse(&text)
         .map_err(|error| Error::json(path, "the model's configuration", error))?;
     Ok(Some(value))
 }
@@ -130,7 +142,15 @@ fn of_config(path: &Path, config: &Value, files: &[&SafetensorsFile]) -> Result<
     } else {
         (!at.get("mode").is_null()).then_some("mlx")
     };
-    families::of_method(&at, implied, files).map(Some)
+    let second_path = path.with_file_name(SECOND);
+    let second = match families::lacks_layers(&at) {
+        true => json(&second_path)?,
+        false => None,
+    };
+    let second = second
+        .as_ref()
+        .map(|second| At::new(&second_path, "", second));
+    families::of_method(&at, implied, files, second.as_ref()).map(Some)
 }
 
 /// The entry of `config.json` that describes a quantization.

@@ -39,6 +39,7 @@ mod layout;
 mod loaded_names;
 mod options;
 mod pair;
+mod raw;
 mod read;
 mod refuse;
 mod rows;

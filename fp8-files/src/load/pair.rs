@@ -3,8 +3,10 @@
 use super::catalogue::{Parts, Weight};
 use super::experts;
 use super::family::{Declared, Family, Global, Order, ScaleLayout};
+use super::family_name::FamilyName;
 use super::files::{FLOATS, Files, Stored};
 use super::options::{Inputs, OpenOptions};
+use crate::contents::{Role, role_by_name};
 use crate::error::{Error, Result};
 use crate::names::{join, split};
 use crate::scheme::{InputScheme, LayerScheme, granularity_by_shape, grid, has_shape, shapes_text};
@@ -30,6 +32,12 @@ impl Files {
             })?,
             // Configurations declare linear layers only.
             _ => Default::default(),
+        };
+        let declared = match &scale {
+            Some(scale) if self.scales_a_table(name, family, scale) => {
+                Declared::new(Granularity::Tensorwise, InputScheme::None)
+            }
+            _ => declared,
         };
         if scale.is_none() && !family.is_unscaled {
             return Err(Error::MissingScale {
@@ -105,6 +113,14 @@ impl Files {
                 input: input_scheme,
             },
         })
+    }
+
+    /// Whether a scale is the only one of a table of embeddings. transformers stores such tables (`FP8Embedding`) beside layers in blocks, and
+    /// the configuration declares the blocks only. A table is looked up, so it has no inputs to scale.
+    fn scales_a_table(&self, name: &str, family: &Family, scale: &Stored) -> bool {
+        let is_table = matches!(role_by_name(name), Some((_, Role::Embedding)));
+        let is_one = self.shape(scale).iter().product::<usize>() == 1;
+        is_table && is_one && family.name == FamilyName::FP8_BLOCKS
     }
 
     /// The family's name for the scale of a weight.

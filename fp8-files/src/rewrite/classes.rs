@@ -5,6 +5,7 @@ use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::Granularity;
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -99,6 +100,14 @@ impl Source for Classifier<'_> {
 
     fn dtype(&self, name: &str) -> Option<DType> {
         self.source.dtype(self.own(name))
+    }
+
+    fn raw_dtype(&self, name: &str) -> Option<Dtype> {
+        self.source.raw_dtype(self.own(name))
+    }
+
+    fn raw_bytes(&self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>> {
+        self.source.raw_bytes(self.own(name), bytes)
     }
 
     fn is_fp8(&self, name: &str) -> bool {

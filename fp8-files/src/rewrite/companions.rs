@@ -3,10 +3,11 @@
 use crate::atomic::FileError;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
-use crate::read::open_regular;
+use crate::read::{MAX_CONFIG, open_regular, read_text_if_present};
 use crate::spelling::Spelling;
 use candle_core::DType;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -103,7 +104,7 @@ fn is_companion(name: &str) -> bool {
     BEGINNINGS.iter().any(|b| name.starts_with(b)) || name.ends_with(".py")
 }
 
-/// Copies tokenizers and similar files. Returns the names of the copies.
+/// Copies tokenizers, similar files and the folders of modules. Returns the names of the copies.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
     let read = Error::read(from);
     let mut copied = vec![];
@@ -111,6 +112,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
         true => Path::new("."),
         false => from,
     };
+    let modules = modules(from)?;
     for entry in fs::read_dir(from).map_err(&read)? {
         let entry = entry.map_err(&read)?;
         let Some(name) = entry.file_name().to_str().map(String::from) else {
@@ -120,12 +122,39 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
         if path.is_file() && is_companion(&name) {
             copy_file(&path, &to.join(&name))?;
             copied.push(name);
-        } else if path.join("config.json").is_file() && name.ends_with("_Pooling") {
-            // How sentence-transformers pool the token vectors of a text.
-            let made = to.join(&name);
-            fs::create_dir(&made).map_err(FileError::io(&made, "make the directory"))?;
-            copy_file(&path.join("config.json"), &made.join("config.json"))?;
-            copied.push(format!("{name}/config.json"));
+        } else if path.is_dir() && (modules.contains(&name) || name.ends_with("_Pooling")) {
+            copied.extend(copy_module(&path, &to.join(&name), &name)?);
+        }
+    }
+    Ok(copied)
+}
+
+/// The names in `modules.json`: folders of what sentence-transformers compute after the encoder, such as the pooling of a text's vectors.
+/// Names that lead elsewhere are none of an entry of the model's folder.
+fn modules(from: &Path) -> Result<BTreeSet<String>> {
+    let Some(text) = read_text_if_present(from.join("modules.json"), MAX_CONFIG)? else {
+        return Ok(BTreeSet::new());
+    };
+    // A file that is wrong is copied as it is, and is an error where embeddings are made.
+    let json: Value = serde_json::from_str(&text).unwrap_or_default();
+    let modules = json.as_array().into_iter().flatten();
+    let names = modules.filter_map(|module| module.get("path")?.as_str());
+    Ok(names.map(String::from).collect())
+}
+
+/// Copies the files in the folder of a module. Returns their names, with that of the folder.
+fn copy_module(from: &Path, to: &Path, folder: &str) -> Result<Vec<String>> {
+    let read = Error::read(from);
+    let mut copied = vec![];
+    fs::create_dir(to).map_err(FileError::io(to, "make the directory"))?;
+    for entry in fs::read_dir(from).map_err(&read)? {
+        let entry = entry.map_err(&read)?;
+        let Some(name) = entry.file_name().to_str().map(String::from) else {
+            continue;
+        };
+        if entry.path().is_file() && !name.starts_with('.') {
+            copy_file(&entry.path(), &to.join(&name))?;
+            copied.push(format!("{folder}/{name}"));
         }
     }
     Ok(copied)

@@ -6,8 +6,10 @@ use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::select::name_others;
 use super::source::{model_dtype, natural_order, take_scales};
+use crate::contents::{Role, role_by_name};
 use crate::error::{Error, Result};
 use crate::load::Checkpoint;
+use crate::names::weight_name;
 use crate::spelling::Spelling;
 use candle_core::Device;
 use std::path::Path;
@@ -15,6 +17,9 @@ use std::path::Path;
 /// Writes an FP8 checkpoint of any family into the directory `target` in another spelling: the same codes, equal scales, inputs scaled in
 /// the same way. Nothing is quantized again. Input scales that are powers of two in the source become exact if the target's
 /// configuration has no key for them ([`WriteReport::exact_inputs`]) and [`WriteOptions::power_of_two_inputs`] is not set.
+///
+/// FP8 weights that are not known to be those of linear layers, such as tables of embeddings (MLX, torchao) and routers of experts, are
+/// dequantized, since engines read them in high precision: [`WriteReport::dequantized`] names them.
 ///
 /// Scales become f32, which holds BF16 and F16 exactly, in the target's shapes; KV scales get its names. Everything else is written as
 /// [`quantize`](super::quantize) describes.
@@ -38,7 +43,8 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`Error::Inexpressible`] for the first layer that the target cannot hold, before anything is written;
-/// [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] for a checkpoint without FP8 layers; and as [`quantize`](super::quantize).
+/// [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] for a checkpoint without linear layers in FP8; and as
+/// [`quantize`](super::quantize).
 pub fn convert(
     checkpoint: &Checkpoint,
     target: impl AsRef<Path>,
@@ -46,11 +52,16 @@ pub fn convert(
     options: &WriteOptions,
     on_progress: &mut OnProgress<'_>,
 ) -> Result<WriteReport> {
-    let layers = checkpoint.layer_paths();
+    let (layers, dequantized): (Vec<String>, Vec<String>) = checkpoint
+        .layer_paths()
+        .into_iter()
+        .partition(|path| is_linear(path));
     if layers.is_empty() {
         return Err(Error::NothingToConvert);
     }
-    let (mut contents, others) = take_scales(checkpoint, checkpoint.other_names(), options)?;
+    let mut names = checkpoint.other_names();
+    names.extend(dequantized.iter().map(|path| weight_name(path)));
+    let (mut contents, others) = take_scales(checkpoint, names, options)?;
     let layers = layers.iter().filter_map(|path| checkpoint.described(path));
     contents.layers = layers.collect();
     contents
@@ -82,4 +93,10 @@ pub fn convert(
     job.run(on_progress, |layer| {
         checkpoint.stored_layer(&layer.path, &Device::Cpu)
     })
+}
+
+/// Whether engines read the weight of the layer at `path` as that of a linear layer, which may be FP8.
+fn is_linear(path: &str) -> bool {
+    let role = role_by_name(&weight_name(path)).map(|(_, role)| role);
+    matches!(role, Some(Role::Linear | Role::Head))
 }

@@ -12,9 +12,10 @@ use std::path::Path;
 
 /// Writes a model of any family as an ordinary checkpoint in `dtype`: f32, bf16 or f16.
 ///
-/// FP8 weights are code * scale in f32, rounded once to `dtype`; all other floating point tensors are rounded to it, integers stay. With
-/// `None` only FP8 weights change: they get the dtype of most other tensors, and no tensor in high precision is rounded. Scales of KV
-/// caches and attention and `quantization_config` are left out. Everything else is written as [`quantize`](super::quantize) describes.
+/// FP8 weights are code * scale in f32, rounded once to `dtype`; all other floating point tensors are rounded to it; integers and what
+/// candle cannot hold ([`Source::raw_dtype`]) stay. With `None` only FP8 weights change: they get the dtype of most other tensors, and no
+/// tensor in high precision is rounded. Scales of KV caches and attention and `quantization_config` are left out. Everything else is
+/// written as [`quantize`](super::quantize) describes.
 ///
 /// ```
 /// # use fp8_recipes as fp8;

@@ -5,7 +5,7 @@ use super::directory::Staging;
 use super::options::{WriteOptions, WriteReport};
 use super::pipeline::Limits;
 use super::progress::{Meter, OnProgress};
-use super::shards::{self, Batch, Entry};
+use super::shards::{self, Batch, Entry, PIECE};
 use super::slabs;
 use super::source::{Source, natural_order};
 use super::spelling::Layout;
@@ -43,6 +43,8 @@ enum Origin<'a> {
     Scales(Vec<Tensor>),
     /// A tensor of the source, in this dtype.
     Other(&'a str, DType),
+    /// A tensor of the source, as it is stored.
+    Raw(&'a str),
 }
 
 impl Job<'_> {
@@ -92,6 +94,7 @@ impl Job<'_> {
                     let write = |first, tensor: Tensor| places.write_rows(0, first, &tensor);
                     slabs::each(self.source, name, *dtype, (1, slab), write)
                 }
+                Origin::Raw(name) => places.copy(0, |bytes| self.source.raw_bytes(name, bytes)),
             },
         )?;
         for (name, value) in
@@ -112,14 +115,28 @@ impl Job<'_> {
         staging.finish()?;
         files.sort();
         let layers = self.contents.layers.iter();
+        let spelling = self.spelling;
+        let unread = spelling.map(|spelling| spelling.unread_by_vllm(&self.contents));
         Ok(WriteReport {
             directory,
             files,
             quantized: layers.map(|layer| layer.path.clone()).collect(),
             ignored: self.contents.ignored.clone(),
+            dequantized: self.dequantized(),
+            unread_by_vllm: unread.unwrap_or_default(),
             bytes,
             ..self.report.clone()
         })
+    }
+
+    /// Paths of the weights that are FP8 in the source only, in the order of the model.
+    fn dequantized(&self) -> Vec<String> {
+        let others = self.others.iter();
+        let fp8 = others.filter(|name| self.source.is_fp8(name));
+        let paths = fp8.map(|name| name.strip_suffix(".weight").unwrap_or(name).to_string());
+        let mut paths: Vec<String> = paths.collect();
+        paths.sort_by_cached_key(|path| natural_order(path));
+        paths
     }
 
     /// All tensors in the order of the model, so that those of a layer lie in one file.
@@ -130,7 +147,7 @@ impl Job<'_> {
                 let layouts = spelling.layouts(layer);
                 let entry = |layout: &Layout| Entry {
                     name: join(&layer.path, layout.own),
-                    dtype: layout.dtype,
+                    dtype: layout.dtype.into(),
                     dims: layout.dims.clone(),
                 };
                 let (n, k) = layer.sizes;
@@ -145,7 +162,7 @@ impl Job<'_> {
             for tensors in spelling.attention_tensors(&self.contents)? {
                 let entry = |(name, tensor): &(String, Tensor)| Entry {
                     name: name.clone(),
-                    dtype: tensor.dtype(),
+                    dtype: tensor.dtype().into(),
                     dims: tensor.dims().to_vec(),
                 };
                 batches.push(Batch {
@@ -156,6 +173,20 @@ impl Job<'_> {
             }
         }
         for name in &self.others {
+            let dims = self.source.shape(name).unwrap_or_default();
+            if let Some(dtype) = self.source.raw_dtype(name) {
+                let entry = Entry {
+                    name: name.clone(),
+                    dtype,
+                    dims,
+                };
+                batches.push(Batch {
+                    cost: entry.bytes().min(PIECE as u64),
+                    source: Origin::Raw(name),
+                    entries: vec![entry],
+                });
+                continue;
+            }
             let stored = self.source.dtype(name);
             let dtype = match self.changes.dtype {
                 Some(dtype) => stored.filter(|stored| !is_float(*stored)).unwrap_or(dtype),
@@ -163,8 +194,8 @@ impl Job<'_> {
             };
             let entry = Entry {
                 name: name.clone(),
-                dtype,
-                dims: self.source.shape(name).unwrap_or_default(),
+                dtype: dtype.into(),
+                dims,
             };
             let elements = entry.dims.iter().product::<usize>();
             batches.push(Batch {

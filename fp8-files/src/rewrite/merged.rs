@@ -10,6 +10,7 @@ use crate::names::{join, weight_name};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::Granularity;
+use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -159,6 +160,17 @@ impl Source for Merged<'_> {
             true => self.base.dtype(name).or(Some(DType::F32)),
             false => self.base.dtype(name),
         }
+    }
+
+    fn raw_dtype(&self, name: &str) -> Option<Dtype> {
+        match self.saved.contains_key(name) {
+            true => None,
+            false => self.base.raw_dtype(name),
+        }
+    }
+
+    fn raw_bytes(&self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>> {
+        self.base.raw_bytes(name, bytes)
     }
 
     fn is_fp8(&self, name: &str) -> bool {

@@ -136,6 +136,12 @@ pub struct WriteReport {
     pub update_errors: BTreeMap<String, f32>,
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
+    /// Paths of the weights that are FP8 in the source and in high precision here. After [`convert`](super::convert) these are tables of
+    /// embeddings, routers of experts and the like.
+    pub dequantized: Vec<String>,
+    /// Paths of the layers in FP8 that vLLM does not read as such in this spelling: see
+    /// [`Spelling::unread_by_vllm`](crate::rewrite::Spelling::unread_by_vllm).
+    pub unread_by_vllm: Vec<String>,
     /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in the target, whose configuration has no
     /// key for it: see [`WriteOptions::power_of_two_inputs`].
     pub exact_inputs: Vec<String>,

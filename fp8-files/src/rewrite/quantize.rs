@@ -139,7 +139,8 @@ impl QuantizeOptions {
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and a
 /// `quantization_config` that lists every linear layer in high precision, and copies of tokenizer, vocabulary, chat template and
-/// generation settings. Several layers are processed at once, within [`WriteOptions::memory`]. The directory appears when it is complete; an error
+/// generation settings. Tensors that candle cannot hold, such as masks of BOOL, keep their bytes ([`Source::raw_dtype`]), and the entries of
+/// `config.json` also keep Python's [`NaN` and `Infinity`](crate::python_json). Several layers are processed at once, within [`WriteOptions::memory`]. The directory appears when it is complete; an error
 /// or [`Error::Cancelled`] leaves nothing behind.
 ///
 /// ```

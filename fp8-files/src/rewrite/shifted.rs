@@ -6,6 +6,7 @@ use crate::search::shifted;
 use candle_core::{DType, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::Granularity;
+use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -85,6 +86,18 @@ impl Source for Shifted<'_> {
 
     fn dtype(&self, name: &str) -> Option<DType> {
         self.source.dtype(name)
+    }
+
+    fn raw_dtype(&self, name: &str) -> Option<Dtype> {
+        // A factor needs values.
+        match self.shifts.contains_key(name) {
+            true => None,
+            false => self.source.raw_dtype(name),
+        }
+    }
+
+    fn raw_bytes(&self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>> {
+        self.source.raw_bytes(name, bytes)
     }
 
     fn is_fp8(&self, name: &str) -> bool {

@@ -8,14 +8,16 @@ use crate::load::{Checkpoint, is_attention};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_core::Granularity;
+use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// A model whose tensors all have values in high precision; [`quantize`](super::quantize) reads it.
+/// A model whose tensors have values in high precision; [`quantize`](super::quantize) reads it.
 ///
-/// A [`Checkpoint`] of any family is one: its FP8 weights are dequantized. Implement the trait for other kinds of files. Several
+/// A [`Checkpoint`] of any family is one: its FP8 weights are dequantized. Tensors that candle cannot hold, such as masks of BOOL, have bytes
+/// in place of values ([`Source::raw_dtype`]), and a rewrite copies them. Implement the trait for other kinds of files. Several
 /// threads request tensors at once, each one of its own.
 ///
 /// ```
@@ -51,8 +53,25 @@ pub trait Source: Sync {
     /// Shape of a tensor; None if no tensor has that name.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
-    /// Dtype of a tensor's value; None if the value has no dtype of its own, as in FP8 and block formats.
+    /// Dtype of a tensor's value; None if the value has no dtype of its own, as in FP8 and block formats, or the tensor no value.
     fn dtype(&self, name: &str) -> Option<DType>;
+
+    /// The dtype of a tensor that candle cannot hold, such as BOOL or I8; None, the default, for any other. Such a tensor has no
+    /// [`Source::value`]: a rewrite copies its bytes, under its name and with its shape.
+    fn raw_dtype(&self, _name: &str) -> Option<Dtype> {
+        None
+    }
+
+    /// Some of the bytes of a tensor that has a [`Source::raw_dtype`], by their positions in it.
+    ///
+    /// # Errors
+    /// If they cannot be read; [`Error::MissingTensor`] if no such tensor has that name.
+    fn raw_bytes(&self, name: &str, _bytes: Range<usize>) -> Result<Vec<u8>> {
+        Err(Error::MissingTensor {
+            tensor: name.to_string(),
+            place: "the source of bytes".into(),
+        })
+    }
 
     /// Whether a tensor is stored as FP8 codes, so that quantizing it rounds its value a second time.
     fn is_fp8(&self, _name: &str) -> bool {
@@ -124,10 +143,18 @@ impl Source for Checkpoint {
     }
 
     fn dtype(&self, name: &str) -> Option<DType> {
-        match self.holds_codes(name) {
+        match self.holds_codes(name) || Checkpoint::raw_dtype(self, name).is_some() {
             true => None,
             false => DType::try_from(Checkpoint::dtype(self, name)?).ok(),
         }
+    }
+
+    fn raw_dtype(&self, name: &str) -> Option<Dtype> {
+        Checkpoint::raw_dtype(self, name)
+    }
+
+    fn raw_bytes(&self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>> {
+        Checkpoint::raw_bytes(self, name, bytes)
     }
 
     fn is_fp8(&self, name: &str) -> bool {
@@ -231,7 +258,7 @@ pub(super) fn model_dtype(source: &dyn Source, names: &[String]) -> DType {
 
 /// Whether a tensor is a matrix in high precision or FP8.
 pub(super) fn is_matrix(source: &dyn Source, name: &str) -> bool {
-    let float = source.dtype(name).is_none_or(is_float);
+    let float = source.dtype(name).is_none_or(is_float) && source.raw_dtype(name).is_none();
     float && source.shape(name).is_some_and(|dims| dims.len() == 2)
 }
 

@@ -3,8 +3,12 @@
 mod goldens;
 mod helpers;
 mod interrupted;
+mod lists;
 mod mixed;
 mod quantized;
+mod raw;
 mod sharded;
 mod streamed;
+mod tables;
+mod tokens;
 mod unusual;

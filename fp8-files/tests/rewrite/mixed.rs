@@ -4,7 +4,7 @@ use crate::helpers::*;
 use candle_core::{DType, Tensor};
 use fp8_files::rewrite::{self, QuantizeOptions, Spelling, WriteOptions};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 const SCHEMES: [&str; 4] = [
@@ -73,7 +73,7 @@ fn modelopt_lists_each_layer_with_its_algorithm() {
     let source = open(dir.path().join("mixed"));
     let (to, back) = (dir.path().join("modelopt"), dir.path().join("back"));
     let options = WriteOptions::new();
-    rewrite::convert(
+    let report = rewrite::convert(
         &source,
         &to,
         Spelling::ModelOpt,
@@ -83,6 +83,14 @@ fn modelopt_lists_each_layer_with_its_algorithm() {
     .unwrap();
 
     let algos = ["FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "FP8", "fp8_pb_wo"];
+    // In a mixture vLLM reads layers in FP8 only.
+    let unread = layers.iter().filter(|(_, number)| algos[*number] != "FP8");
+    let unread: BTreeSet<&String> = unread.map(|(path, _)| path).collect();
+    assert!(!unread.is_empty() && unread.len() < layers.len());
+    assert_eq!(
+        report.unread_by_vllm.iter().collect::<BTreeSet<_>>(),
+        unread
+    );
     let first = &json_file(to.join("config.json"))["quantization_config"];
     let second = &json_file(to.join("hf_quant_config.json"))["quantization"];
     for quantization in [first, second] {

@@ -3,6 +3,8 @@
 use crate::helpers::*;
 use candle_core::DType;
 use fp8_files::rewrite::{self, QuantizeOptions, Scheme, Spelling, WriteOptions};
+use fp8_test_support::files;
+use serde_json::json;
 
 #[test]
 fn shards_hold_the_same_tensors_as_one_file() {
@@ -43,6 +45,22 @@ fn shards_hold_the_same_tensors_as_one_file() {
     }
 }
 
+/// The report names only files that are there, and the folder opens.
+#[test]
+fn a_model_without_tensors_is_a_file_without_tensors() {
+    let dir = dir();
+    let (empty, to) = (dir.path().join("empty"), dir.path().join("out"));
+    std::fs::create_dir(&empty).unwrap();
+    files::write(&empty.join("model.safetensors"), &[]);
+    files::write_config(&empty, &json!({ "model_type": "llama" }));
+    let options = WriteOptions::new();
+    let source = open(&empty);
+    let report = rewrite::dequantize(&source, &to, None, &options, &mut rewrite::quiet).unwrap();
+    assert_eq!(report.files, ["config.json", "model.safetensors"]);
+    assert_eq!(report.files, names_in(&to));
+    assert!(open(&to).names().is_empty());
+}
+
 /// Loaders map files into memory and read elements in place.
 #[test]
 fn every_tensor_is_aligned_to_its_element() {
@@ -60,4 +78,22 @@ fn every_tensor_is_aligned_to_its_element() {
         assert_eq!(info.data_offsets.0 % size, 0, "{name}");
     }
     safetensors::SafeTensors::deserialize(&bytes).unwrap();
+}
+
+#[test]
+fn options_have_the_documented_defaults() {
+    let options = WriteOptions::new();
+    // 5 GB as Hugging Face's libraries count them; 1 GiB.
+    assert_eq!(
+        (options.shard_bytes, options.memory),
+        (5_000_000_000, 1 << 30)
+    );
+    assert_eq!(options.threads, 0);
+    assert!(!options.overwrite && !options.drop_kv_scales && !options.power_of_two_inputs);
+    assert_eq!(options, WriteOptions::default());
+
+    let options = QuantizeOptions::new(Scheme::Block128);
+    assert_eq!(options.spelling, Spelling::CompressedTensors);
+    assert!(!options.head && options.ignore.is_empty() && options.input_amaxes.is_empty());
+    assert_eq!(options.write, WriteOptions::new());
 }

@@ -16,6 +16,7 @@ mod variables;
 
 use super::accumulator::GradAccumulator;
 use super::error::Result;
+use super::veto::JudgedCasts;
 use arrival::Arrival;
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
@@ -132,6 +133,7 @@ pub struct DataParallel {
     options: DataParallelOptions,
     /// Known after the first pass.
     plan: Option<Arc<Plan>>,
+    judged: JudgedCasts,
 }
 
 impl DataParallel {
@@ -150,6 +152,7 @@ impl DataParallel {
             variables: Arc::new(variables),
             options,
             plan: None,
+            judged: JudgedCasts::default(),
         })
     }
 
@@ -171,7 +174,7 @@ impl DataParallel {
         let grads = fp8_candle::wide::backward_with(loss, pass.clone());
         // The pass keeps its errors, because those of a listener have another type.
         let grads = grads.map_err(|error| pass.failed().unwrap_or_else(|| error.into()))?;
-        let veto = self.variables.has_veto()?;
+        let veto = self.variables.has_veto(&mut self.judged)?;
         let factor = 1. / self.group.size() as f64;
         self.finish(&pass, grads, veto, factor, Width::Variable)
     }
@@ -182,7 +185,7 @@ impl DataParallel {
     /// # Errors
     /// As [`DataParallel::backward`].
     pub fn mean(&mut self, grads: GradStore) -> Result<GradStore> {
-        let veto = self.variables.has_veto()?;
+        let veto = self.variables.has_veto(&mut self.judged)?;
         let width = self.agreed_width(&grads)?;
         let pass = Pass::new(&self.group, &self.variables, None);
         let factor = 1. / self.group.size() as f64;

@@ -2,7 +2,7 @@
 
 use crate::error::{OptimError, Result};
 use crate::gradients::vars_of;
-use crate::veto::CastVeto;
+use crate::veto::{CastVeto, JudgedCasts};
 use candle_core::{Device, Tensor, TensorId, Var};
 use candle_nn::VarMap;
 use fp8_candle::weight_version::{WeightVersion, announce_change};
@@ -44,15 +44,17 @@ impl Variables {
         self.index.get(&id).copied()
     }
 
-    /// Whether a cast of the latest step has seen Inf or NaN, in a model that has these variables.
-    pub(super) fn has_veto(&self) -> Result<bool> {
+    /// Whether a cast of the latest step has seen Inf or NaN that was not `judged` before, in a model that has these variables.
+    pub(super) fn has_veto(&self, judged: &mut JudgedCasts) -> Result<bool> {
         let versions: Vec<WeightVersion> = (self.all.iter())
             .map(|(_, var)| WeightVersion::of(var))
             .collect();
         let mut found = false;
-        for mark in CastVeto::of(versions.iter())?.marks()? {
+        let (veto, now) = CastVeto::of(versions.iter(), judged)?;
+        for mark in veto.marks()? {
             found |= mark.to_scalar::<f64>()?.is_nan();
         }
+        *judged = now;
         Ok(found)
     }
 

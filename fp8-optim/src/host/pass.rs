@@ -158,6 +158,11 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
         let is_coded =
             (self.moments.iter().flatten()).any(|moment| matches!(moment, Stored::Coded { .. }));
         let piece = if is_coded { CODED_PIECE } else { PIECE };
+        // Codes and saturating passes have bounds of their own.
+        let bound = match is_coded || saturating {
+            true => f32::INFINITY,
+            false => f32::MAX,
+        };
         for from in (0..len).step_by(piece) {
             let range = from..(from + piece).min(len);
             let (first, count) = (self.start + from, range.len());
@@ -184,7 +189,7 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
             });
             vectorized(
                 #[inline(always)]
-                || each_element::<R>(formula, p, grads, &mut m),
+                || each_element::<R>(formula, p, grads, &mut m, bound),
             );
             if is_coded {
                 // Prefetches the next piece while moments are encoded.
@@ -273,13 +278,15 @@ fn put_back<T: Value>(
     (T::of_bits(largest).to_f32(), saturated)
 }
 
-/// The formula for each element. The number of moments is a constant, so that the loop vectorizes and leaves unused moments alone.
+/// The formula for each element. A moment that has overflowed, as the square of a gradient of 2e19 does, keeps the largest number up to
+/// `bound`. The number of moments is a constant, so that the loop vectorizes and leaves unused moments alone.
 #[inline(always)]
 fn each_element<R: Rule>(
     formula: impl Formula,
     p: &mut [f32],
     g: &[f32],
     [a, b, c]: &mut [&mut [f32]; MAX_MOMENTS],
+    bound: f32,
 ) {
     let used = const { R::MOMENTS.len() };
     let moments = a.iter_mut().zip(b.iter_mut()).zip(c.iter_mut());
@@ -287,13 +294,20 @@ fn each_element<R: Rule>(
         let mut m = [*a, *b, *c];
         *p = formula(*p, *g, &mut m[..used]);
         if used > 0 {
-            *a = m[0];
+            *a = within(m[0], bound);
         }
         if used > 1 {
-            *b = m[1];
+            *b = within(m[1], bound);
         }
         if used > 2 {
-            *c = m[2];
+            *c = within(m[2], bound);
         }
     }
+}
+
+/// At most `bound` in magnitude; NaN stays NaN. A maximum and a minimum of vectors: `clamp` would check its arguments for each element.
+#[inline(always)]
+fn within(x: f32, bound: f32) -> f32 {
+    let x = if x > bound { bound } else { x };
+    if x < -bound { -bound } else { x }
 }

@@ -55,6 +55,8 @@ impl Kept {
             Some(coding) if values.dtype() == DType::F32 => {
                 Coded::of(&values, coding).map(Self::Coded)
             }
+            _ if moment.non_negative => bounded(values).map(Self::Values),
+            // Sums and means of gradients overflow only where the parameter does too.
             _ => Ok(Self::Values(values)),
         }
     }
@@ -135,6 +137,17 @@ impl Kept {
             Self::Coded(coded) => coded.bytes(),
         }
     }
+}
+
+/// The values, and f32's largest number in place of those that have overflowed, as squares of gradients may. Waits for no accelerator, and
+/// reads no memory of the host, so that a graph may record it. In f64 nothing overflows: the norm of such gradients is infinite.
+fn bounded(values: Tensor) -> Result<Tensor> {
+    if values.dtype() != DType::F32 || values.elem_count() == 0 {
+        return Ok(values);
+    }
+    let zero = Tensor::zeros(1, DType::F32, values.device())?;
+    let largest = zero.affine(0., f32::MAX.into())?.reshape(())?;
+    values.minimum(&largest.broadcast_as(values.shape())?)
 }
 
 /// How values become codes; None where they stay values.

@@ -17,7 +17,7 @@ use super::super::parameter::Parameter;
 use super::super::report::StepReport;
 use super::super::rule::{Rule, checked_settings};
 use super::super::shared::Shared;
-use super::super::veto::CastVeto;
+use super::super::veto::{CastVeto, JudgedCasts};
 use super::sharded::check_parts;
 use super::variable::Variable;
 
@@ -57,6 +57,14 @@ pub trait NamedOptimizer {
     fn agreed_non_finite(&self, own: usize) -> Result<usize> {
         Ok(own)
     }
+
+    /// A loss scaler has skipped a step of these variables: what casts have seen until now is judged, and vetoes no later step.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn note_skipped(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
@@ -76,6 +84,11 @@ impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
             (None, Some(divided)) => divided.most(own),
             (None, None) => Ok(own),
         }
+    }
+
+    fn note_skipped(&mut self) -> Result<()> {
+        self.judged = self.veto()?.1;
+        Ok(())
     }
 }
 
@@ -213,13 +226,23 @@ impl<R: Rule> Engine<R, Variable> {
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
         let _scope = profile::enter(profile::Kind::Optimizer);
         let grads = self.gradients(grads)?;
-        let veto = CastVeto::of(self.slots.iter().map(|slot| &slot.parameter.version))?;
+        let (veto, judged) = self.veto()?;
         let done = self.apply_checked(&grads, veto);
+        // After another error the step may be tried again.
+        if matches!(done, Ok(_) | Err(OptimError::TooManySkipped { .. })) {
+            self.judged = judged;
+        }
         // After errors and skipped steps too: an unneeded announcement only costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
             slot.parameter.version.announce_change();
         }
         done
+    }
+
+    /// What casts have seen since this optimizer has last judged them, and what it has judged then.
+    fn veto(&self) -> Result<(CastVeto, JudgedCasts)> {
+        let versions = self.slots.iter().map(|slot| &slot.parameter.version);
+        CastVeto::of(versions, &self.judged)
     }
 
     fn apply_checked(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {

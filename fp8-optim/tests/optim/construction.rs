@@ -157,3 +157,58 @@ fn schedules() {
             .is_err()
     );
 }
+
+/// candle-nn's for AdamW, torch's for SGD, the FP8 Emulation Toolkit's for the loss scaler.
+#[test]
+fn options_have_the_documented_defaults() {
+    let config = AdamWConfig::default();
+    let candle = candle_nn::ParamsAdamW::default();
+    assert_eq!(
+        (config.lr, config.beta1, config.beta2, config.eps),
+        (candle.lr, candle.beta1, candle.beta2, candle.eps)
+    );
+    assert_eq!(config.weight_decay, candle.weight_decay);
+    assert_eq!(
+        (config.lr, config.beta1, config.beta2, config.eps),
+        (1e-3, 0.9, 0.999, 1e-8)
+    );
+    assert_eq!(config.weight_decay, 0.01);
+    assert_eq!(config.decay_scope, DecayScope::All);
+    assert_eq!(config.max_grad_norm, None);
+    assert!(!config.master_weights);
+    assert_eq!(config.master_dtype, MasterDType::F32);
+    assert_eq!((config.moments, config.seed), (MomentStorage::F32, 0));
+    assert_eq!(config.max_skipped_steps, Some(100));
+    // What JSON leaves out.
+    assert_eq!(serde_json::from_str::<AdamWConfig>("{}").unwrap(), config);
+
+    let config = SgdConfig::default();
+    assert_eq!(
+        (config.lr, config.momentum, config.dampening),
+        (1e-3, 0., 0.)
+    );
+    assert!(!config.nesterov);
+    assert_eq!(config.weight_decay, 0.);
+    assert_eq!(config.decay_scope, DecayScope::All);
+    assert_eq!((config.max_grad_norm, config.masters), (None, None));
+    assert_eq!((config.moments, config.seed), (MomentStorage::F32, 0));
+    assert_eq!(config.max_skipped_steps, Some(100));
+
+    let config = LossScalerConfig::default();
+    assert_eq!(config.initial_loss_scale, 65536.);
+    assert_eq!((config.growth_factor, config.growth_interval), (2., 2000));
+    assert_eq!(config.backoff_factor, 0.5);
+    assert_eq!(
+        (config.max_loss_scale, config.min_loss_scale),
+        (16_777_216., None)
+    );
+    assert!(config.f32_gradients);
+    assert_eq!(config.max_skipped_steps, Some(100));
+
+    let moments = Fp8Moments::default();
+    assert!(moments.expansion && moments.stochastic);
+    let options = DataParallelOptions::default();
+    assert_eq!(options.bucket_bytes, 1 << 20);
+    assert_eq!(options.travel, GradientTravel::Unchanged);
+    assert!(options.overlap && options.broadcast_values);
+}

@@ -69,7 +69,9 @@ pub fn state_bits(optimizer: &AdamW) -> Vec<(String, Vec<u64>)> {
         .collect()
 }
 
+#[track_caller]
 pub fn close(a: &Tensor, b: &Tensor, tolerance: f64) {
+    assert_eq!(a.dims(), b.dims());
     for (i, (a, b)) in flat64(a).into_iter().zip(flat64(b)).enumerate() {
         // Kernels of a device fuse multiplications and additions, which shows when a variable comes close to 0.
         assert!(

@@ -8,6 +8,7 @@ mod helpers;
 mod invariance;
 mod loss_scaler;
 mod master_weights;
+mod overflow;
 mod sgd;
 mod sides;
 mod sixteen_bit_masters;

@@ -119,7 +119,9 @@ impl Side {
 
 #[track_caller]
 pub fn assert_same(what: &str, a: &Side, b: &Side) -> Result<()> {
-    for ((name, a), (other, b)) in a.everything()?.into_iter().zip(b.everything()?) {
+    let (a, b) = (a.everything()?, b.everything()?);
+    assert_eq!(a.len(), b.len(), "{what}");
+    for ((name, a), (other, b)) in a.into_iter().zip(b) {
         assert_eq!(name, other, "{what}");
         let differing = a.iter().zip(&b).position(|(a, b)| a != b);
         assert!(

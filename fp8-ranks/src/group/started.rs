@@ -27,7 +27,7 @@ pub(super) enum Stage {
 /// An operation that was started without waiting for its end.
 ///
 /// All ranks call [`Started::wait`] (and [`Started::advance`]) at the same place among their other calls: a second part of the
-/// operation may start there. A value that is dropped instead lets the others wait until their deadline.
+/// operation may start there. A value that is dropped instead lets the others wait until this rank leaves or their deadline passes.
 #[must_use = "the other ranks wait for `wait`"]
 pub struct Started {
     member: Arc<Member>,

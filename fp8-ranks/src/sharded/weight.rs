@@ -46,7 +46,8 @@ impl WeightSource for ShardedVar {
             .into());
         }
         let own = cast.quantize_part(self.shard(), || self.whole_amax(cast.needs_amax()))?;
-        // Ranks with other scales would read each other's codes wrongly. On a GPU the number would have to be waited for.
+        // Ranks with other scales would read each other's codes wrongly. On a GPU the number would have to be waited for: there only the
+        // layers' check of the recipe and the guard keeps delayed scales equal.
         let scale = match own.quant_scale.device() {
             Device::Cpu => own.quant_scale.reshape(())?.to_scalar::<f32>()?.to_bits(),
             _ => 0,

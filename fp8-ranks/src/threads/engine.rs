@@ -13,7 +13,6 @@ use std::time::Duration;
 /// One rank in one group.
 #[derive(Debug)]
 pub(super) struct ThreadEngine {
-    hub: Arc<Hub>,
     place: Place,
     /// Collectives of this rank in this group: all ranks count alike.
     rounds: AtomicU64,
@@ -23,12 +22,23 @@ pub(super) struct ThreadEngine {
 /// What a rank's groups share.
 #[derive(Debug)]
 struct Shared {
+    hub: Arc<Hub>,
     /// This rank in the job.
     rank: usize,
     /// Collectives that it has started, in all groups.
     started: AtomicUsize,
     /// What goes wrong at which of them.
     faults: Vec<(usize, Fault)>,
+}
+
+/// A rank that has dropped all of its groups can join no collective any more, though its thread may go on.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A panic ends the job with its message, which comes when the thread has unwound.
+        if !std::thread::panicking() {
+            self.hub.leave(self.rank);
+        }
+    }
 }
 
 impl ThreadEngine {
@@ -40,7 +50,6 @@ impl ThreadEngine {
         faults: Vec<(usize, Fault)>,
     ) -> Self {
         Self {
-            hub,
             place: Place {
                 group: 0,
                 rank,
@@ -48,6 +57,7 @@ impl ThreadEngine {
             },
             rounds: AtomicU64::new(0),
             shared: Arc::new(Shared {
+                hub,
                 rank,
                 started: AtomicUsize::new(0),
                 faults,
@@ -57,7 +67,7 @@ impl ThreadEngine {
 
     fn give(&self, given: Given) -> Result<u64, Failure> {
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-        self.hub.give(self.place, round, given)?;
+        self.shared.hub.give(self.place, round, given)?;
         Ok(round)
     }
 }
@@ -77,6 +87,7 @@ impl Engine for ThreadEngine {
 
     fn start(&self, mut call: Call) -> Result<Box<dyn Pending>, Failure> {
         let Shared {
+            hub,
             rank,
             started,
             faults,
@@ -84,7 +95,7 @@ impl Engine for ThreadEngine {
         let count = started.fetch_add(1, Ordering::Relaxed);
         for (_, fault) in faults.iter().filter(|(at, _)| *at == count) {
             match fault {
-                Fault::Stall => return Err(self.hub.stall()),
+                Fault::Stall => return Err(hub.stall()),
                 Fault::Panic => panic!("the fault that the test asked for on rank {rank}"),
                 Fault::Error => return Err(Failure::Injected),
                 Fault::Corrupt(_) => {
@@ -97,7 +108,7 @@ impl Engine for ThreadEngine {
             }
         }
         Ok(Box::new(Waiting {
-            hub: Arc::clone(&self.hub),
+            hub: Arc::clone(hub),
             place: self.place,
             round: self.give(Given::Call(call))?,
         }))
@@ -111,13 +122,12 @@ impl Engine for ThreadEngine {
         deadline: Duration,
     ) -> Result<Option<Arc<dyn Engine>>, Failure> {
         let round = self.give(Given::Split { color, key })?;
-        let place = match self.hub.take(self.place, round, deadline)? {
+        let place = match self.shared.hub.take(self.place, round, deadline)? {
             Taken::Group(place) => place,
             Taken::Tensor(_) => unreachable!("a split has groups as its result"),
         };
         let engine = |place| {
             Arc::new(Self {
-                hub: Arc::clone(&self.hub),
                 place,
                 rounds: AtomicU64::new(0),
                 shared: Arc::clone(&self.shared),
@@ -127,7 +137,7 @@ impl Engine for ThreadEngine {
     }
 
     fn give_up(&self, error: &Error) {
-        self.hub.break_for_all(Failure::Rank {
+        self.shared.hub.break_for_all(Failure::Rank {
             rank: self.shared.rank,
             message: error.to_string().into(),
         });

@@ -19,7 +19,7 @@ struct State {
     groups: Vec<Group>,
     /// The first failure of any rank, which ends the job for all.
     broken: Option<Failure>,
-    /// Ranks of the job whose threads have ended.
+    /// Ranks of the job whose threads have ended, or which have dropped their groups.
     left: Vec<usize>,
 }
 
@@ -74,7 +74,11 @@ impl Hub {
 
     /// A rank of the job joins no further collective.
     pub(super) fn leave(&self, rank: usize) {
-        self.lock().left.push(rank);
+        let mut state = self.lock();
+        if !state.left.contains(&rank) {
+            state.left.push(rank);
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -151,7 +155,7 @@ impl Hub {
             if let Some(rank) = missing.iter().find(|rank| left.contains(rank)) {
                 let failure = Failure::Rank {
                     rank: *rank,
-                    message: "it has ended and does not come".into(),
+                    message: "it has left the job and does not come".into(),
                 };
                 *broken = Some(failure);
                 self.changed.notify_all();

@@ -1,8 +1,9 @@
 //! Ranks as threads of one process: the double for tests, with the same results as processes to the bit.
 //!
 //! It checks what no other engine checks: that all ranks call the same operation with sizes that fit. If not, all of them get one
-//! [`crate::Failure::Mismatch`] with what each has called. A rank that fails, panics, returns while others wait for it, or comes
-//! too late breaks the job for all at once.
+//! [`crate::Failure::Mismatch`] with what each has called. A rank that fails, panics, returns or drops its groups while others wait for
+//! it, or comes too late breaks the job for all at once. One that returns when no other needs it breaks nothing, whether with a value or
+//! an error; [`crate::ProcessGroup::give_up`] tells the others why.
 //!
 //! Every rank is a thread of its own (no rayon worker: a rank that waits would block others).
 

@@ -84,7 +84,14 @@ impl Threads {
             let one = &one;
             let started = (0..self.ranks).map(|rank| {
                 let name = thread::Builder::new().name(format!("rank {rank}"));
-                name.spawn_scoped(scope, move || one(rank))
+                let started = name.spawn_scoped(scope, move || one(rank));
+                // The threads that have started would wait for it.
+                started.inspect_err(|error| {
+                    hub.break_for_all(Failure::Rank {
+                        rank,
+                        message: format!("its thread cannot be started: {error}").into(),
+                    });
+                })
             });
             let started: Vec<_> = started.collect();
             let joined = started.into_iter().map(|thread| match thread {

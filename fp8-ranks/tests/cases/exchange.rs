@@ -114,6 +114,7 @@ pub fn barrier(group: &ProcessGroup) {
         .expect("all_gather");
     assert_eq!(all.dtype(), DType::U32);
     let all = all.to_vec1::<u32>().expect("values");
+    assert_eq!(all.len(), group.size());
     assert!(
         all.iter()
             .enumerate()

@@ -206,6 +206,7 @@ pub fn amaxes(group: &ProcessGroup) {
     let own = Tensor::new(of(group.rank()), &Device::Cpu).expect("a tensor");
     let got = group.all_reduce_max(&own).expect("all_reduce_max");
     let got = got.to_vec1::<f32>().expect("values");
+    assert_eq!(got.len(), 300);
     for (i, got) in got.into_iter().enumerate() {
         let all = (0..ranks).map(|rank| of(rank)[i]);
         if i < ranks {

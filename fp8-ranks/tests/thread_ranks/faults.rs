@@ -102,6 +102,62 @@ fn a_rank_that_returns_early_is_named_at_once() {
     }
 }
 
+/// Long before its thread ends: here it goes on until the others have given up.
+#[test]
+fn a_rank_that_drops_its_groups_is_named_at_once() {
+    let ended = std::sync::Barrier::new(3);
+    let results = Threads::new(3).run(|group| {
+        let result = match group.rank() {
+            1 => {
+                drop(group);
+                Ok(vec![])
+            }
+            _ => sum(&group),
+        };
+        ended.wait();
+        result
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        if rank == 1 {
+            assert!(result.expect("no panic").is_ok());
+            continue;
+        }
+        let (message, failure) = failure(result);
+        assert!(
+            matches!(failure, Failure::Rank { rank: 1, .. }),
+            "{message}"
+        );
+    }
+}
+
+/// Rank 0 ends early, with an error of its own, and the others have dropped the group that they share with it.
+#[test]
+fn the_end_of_a_rank_that_no_other_needs_is_no_failure() {
+    let ended = std::sync::Barrier::new(3);
+    let results = Threads::new(3).run(|group| {
+        let color = (group.rank() > 0).then_some(0);
+        let part = group.split(color, 0, "part").expect("groups");
+        drop(group);
+        let Some(part) = part else {
+            ended.wait();
+            return Err("no more batches".to_owned());
+        };
+        let before = sum(&part);
+        // From here on the thread of rank 0 may end at any time.
+        ended.wait();
+        let after = sum(&part).expect("a sum");
+        assert_eq!(before.expect("a sum"), after);
+        Ok(after)
+    });
+    let results = results.into_iter().map(|result| result.expect("no panic"));
+    let results: Vec<_> = results.collect();
+    let sums = Ok(vec![2., 4., 6.]);
+    assert_eq!(
+        results,
+        [Err("no more batches".to_owned()), sums.clone(), sums]
+    );
+}
+
 #[test]
 fn corrupt_data_arrive_as_they_were_given() {
     let change = Fault::Corrupt(|tensor| tensor.affine(1.0, 10.0));
@@ -120,7 +176,7 @@ fn corrupt_data_arrive_as_they_were_given() {
     for result in results {
         let got = result.expect("no panic").expect("a maximum");
         let got = got.to_vec1::<f32>().expect("values");
-        assert!(got.iter().all(|amax| amax.is_nan()));
+        assert!(got.len() == 2 && got.iter().all(|amax| amax.is_nan()));
     }
 }
 

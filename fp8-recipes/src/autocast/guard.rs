@@ -6,7 +6,7 @@ use super::job;
 use super::session::{Purpose, Session};
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
-use crate::error::{Error, Result};
+use crate::error::{Error, GuardError, Result};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// If the recipe is unknown or inconsistent, or the thread is a worker of a rayon pool ([`super::AutocastHandle::run`] works there).
+/// [`GuardError::Dropped`] if the thread's last step of several ranks ended by dropping its guard.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -62,6 +63,10 @@ where
     let (step, session) = match (outer, wanted) {
         (Some(outer), _) => (Membership::Joined(outer.clone()), Some(outer)),
         (None, Some(purpose)) => {
+            // One rank alone may evaluate, whatever its last step was.
+            if purpose != Purpose::Evaluation && job::take_dropped() {
+                return Err(GuardError::Dropped.into());
+            }
             let own = Arc::new(Session::new(purpose, autocast.reduction_group.clone()));
             (Membership::Own(own.clone()), Some(own))
         }
@@ -107,10 +112,14 @@ fn outer_session(purpose: Purpose) -> Option<Arc<Session>> {
 /// | how it ends | the step |
 /// |---|---|
 /// | [`close`](Self::close) | counts; the summary says what was cast |
-/// | dropped | counts, unless a layer inside has failed; errors and warnings are only logged |
+/// | dropped | counts, unless a layer inside has failed or amaxes are reduced over several ranks; errors and warnings are only logged |
 /// | [`abort`](Self::abort), or dropped by a panic | leaves no trace |
 ///
 /// A guard does not notice when `?` leaves its scope with the error of another function; [`super::with_fp8`] does.
+///
+/// So **a guard whose amaxes are reduced over several ranks has to be closed**. If it is dropped, the reason may be an error of this rank
+/// alone, and the others wait for it in another collective: it must leave them at once, and not wait for them in a reduction. The step
+/// leaves no trace, and the next training or calibrating guard of the thread, if there is one, is [`GuardError::Dropped`].
 ///
 /// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and so does its step: later guards of the thread are
 /// inside it. If they train, a warning is logged.
@@ -216,6 +225,11 @@ impl AutocastGuard {
     fn has_failed(&self) -> bool {
         matches!(&self.step, Membership::Own(session) if session.has_failed())
     }
+
+    /// Whether the end of this guard's own step waits for other ranks.
+    fn waits_for_ranks(&self) -> bool {
+        matches!(&self.step, Membership::Own(session) if session.waits_for_ranks())
+    }
 }
 
 impl Drop for AutocastGuard {
@@ -232,6 +246,15 @@ impl Drop for AutocastGuard {
                  close() counts it, abort() discards it without this warning"
             );
             let _ = self.finish(End::Abort);
+        } else if self.waits_for_ranks() {
+            // Perhaps because of an error of this rank alone. The others learn of it when this rank leaves, and until then they wait
+            // for it elsewhere: if it waited for them here, all would do so until their deadline.
+            tracing::warn!(
+                "an FP8 autocast guard whose amaxes are reduced over several ranks was dropped: its step does not count; \
+                 close() counts it, abort() discards it without this warning"
+            );
+            let _ = self.finish(End::Abort);
+            job::note_dropped();
         } else if let Err(error) = self.finish(End::Close) {
             tracing::error!(%error, "closing an FP8 autocast guard failed");
         }

@@ -2,13 +2,15 @@
 
 use fp8_candle::StateTable;
 use fp8_candle::state::ReductionGroup;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 thread_local! {
     /// The tables of steps that guards of this thread have ended.
     static TABLES: RefCell<Vec<Weak<StateTable>>> = RefCell::default();
+    /// Whether a step with other ranks was discarded because its guard was dropped, and no guard has said so yet.
+    static DROPPED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Calls `f` with the tables of this thread; gives the default while the thread ends and they have already been dropped.
@@ -34,6 +36,24 @@ pub(super) fn remember(tables: &[Arc<StateTable>]) {
 /// The tables of steps that have ended on this thread.
 pub(super) fn tables() -> Vec<Arc<StateTable>> {
     on_tables(|known| known.iter().filter_map(Weak::upgrade).collect())
+}
+
+/// Notes that a guard was dropped whose end would have waited for other ranks.
+pub(super) fn note_dropped() {
+    // A thread that ends opens no further guard.
+    let _ = DROPPED.try_with(|dropped| dropped.set(true));
+}
+
+/// Whether such a guard was dropped on this thread since the last call.
+pub(super) fn take_dropped() -> bool {
+    DROPPED
+        .try_with(|dropped| dropped.replace(false))
+        .unwrap_or(false)
+}
+
+/// Whether a reduction over this group waits for other ranks.
+pub(super) fn has_others(group: Option<&Arc<dyn ReductionGroup>>) -> bool {
+    group.is_some_and(|group| group.ranks() > 1)
 }
 
 /// The part of a session that all ranks share.
@@ -70,6 +90,11 @@ impl Job {
         let mut tables: Vec<_> = known.filter(|table| table.reduces()).collect();
         in_order(&mut tables, |table| table);
         tables
+    }
+
+    /// Whether the step reduces tables of earlier steps over several ranks, whatever it uses itself.
+    pub(super) fn waits_for_ranks(&self) -> bool {
+        has_others(self.group.as_ref()) && !self.reducing().is_empty()
     }
 
     /// Counts a step that has ended, also one that does not count.

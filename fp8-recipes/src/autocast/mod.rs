@@ -9,7 +9,7 @@
 //! An outermost training guard is one step: the scales of inputs and weights are updated when it closes, those of output
 //! gradients when the model is next used under such a guard. [`end_step`] updates both at once, also inside a guard, so that one
 //! guard may enclose a whole training loop. A failed step changes nothing: [`AutocastGuard::abort`], a panic, an
-//! error inside [`with_fp8`].
+//! error inside [`with_fp8`], a guard that is dropped although it would wait for other ranks.
 //!
 //! # Threads
 //! While a worker of a rayon pool waits, in this library or in candle, it runs other tasks of its pool on the same stack, which
@@ -45,5 +45,6 @@ pub(crate) use replay::RunLog;
 pub(crate) use settings::{LayerStep, Mode};
 pub(crate) use state::LayerRecipe;
 pub use state::{Calibration, Fp8State};
+pub(crate) use step::unfinished_steps;
 pub use step::{end_step, with_fp8};
 pub use summary::StepSummary;

@@ -166,9 +166,15 @@ impl<'a> Maker<'a> {
         let own_row = !Operand::RESULTS.contains(&operand) && self.state.slot(role).is_some();
         let recorder = AmaxRecorder::new(self.step.cells.clone(), slot.row(), settings.training)
             .with_watched_amax(own_row);
+        // From calibration until training goes on, a row has the scale of the file that the model is exported to. Evaluation computes what
+        // that file will: engines divide by its scales, training multiplies.
+        let as_served = matches!(cast.scaling, ScalingType::Delayed)
+            && !settings.training
+            && slot.is_calibrated();
         let rounded = Cast::new(format)
             .with_overflow(cast.overflow)
-            .with_via_f16(self.config.via_f16);
+            .with_via_f16(self.config.via_f16)
+            .with_division(as_served);
         let quantizer = Quantizer::new(rounded, cast.granularity, source)
             .with_counter(self.state.counter(operand).clone())
             .with_recorder(recorder)

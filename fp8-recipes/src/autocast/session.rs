@@ -1,7 +1,7 @@
 //! What the guards of one step share: the layers that were used since the outermost guard opened.
 
 use super::ended_step::{EndedStep, UsedLayer};
-use super::job::{Job, in_order};
+use super::job::{Job, has_others, in_order};
 use super::kept::KeptBytes;
 use super::settings::{Mode, Settings};
 use super::state::{Fp8State, delayed_rule};
@@ -29,6 +29,8 @@ pub(super) struct Session {
     purpose: Purpose,
     state: Mutex<Progress>,
     failed: AtomicBool,
+    /// Whether the step has used a layer whose amaxes are reduced over several ranks.
+    reduces: AtomicBool,
     /// Whether, in any step, a tensor was cast or a prepared layer was used.
     used: AtomicBool,
     static_casts: AtomicU64,
@@ -63,6 +65,7 @@ impl Session {
             purpose,
             state: Mutex::new(progress),
             failed: AtomicBool::new(false),
+            reduces: AtomicBool::new(false),
             used: AtomicBool::new(false),
             unprepared: Mutex::default(),
             static_casts: AtomicU64::new(0),
@@ -90,6 +93,13 @@ impl Session {
     /// Whether a layer has failed in a session that has something to forget.
     pub(super) fn has_failed(&self) -> bool {
         self.purpose != Purpose::Evaluation && self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the end of the step reduces amaxes over several ranks, and so waits for all of them.
+    pub(super) fn waits_for_ranks(&self) -> bool {
+        let of_earlier_steps =
+            || self.purpose == Purpose::Training && self.lock().job.waits_for_ranks();
+        self.reduces.load(Ordering::Relaxed) || of_earlier_steps()
     }
 
     /// Records that a layer without FP8 state computes in high precision.
@@ -173,8 +183,10 @@ impl Session {
                 && (before.noted || !trains)
         });
         if !again {
-            if trains {
-                note_rules(&step, layer, settings);
+            let trained = trains && note_rules(&step, layer, settings);
+            let calibrates = self.purpose == Purpose::Calibration;
+            if trained || calibrates && has_others(settings.group.as_ref()) {
+                self.reduces.store(true, Ordering::Relaxed);
             }
             let before = state.used.get(&key);
             let noted = trains || before.is_some_and(|before| before.noted);
@@ -235,6 +247,20 @@ impl Session {
         Ok(summary)
     }
 
+    /// The parts of the step in progress whose models await the step of their optimizer, as far as is known, each with the path of a
+    /// layer.
+    pub(super) fn unfinished(&self) -> Vec<(Arc<StepCells>, String)> {
+        let state = self.lock();
+        let path = |step: &Arc<StepCells>| {
+            let used = state.used.values().map(|used| &used.state);
+            let own = used.filter(|state| Arc::ptr_eq(state.table(), step.table()));
+            let first = own.map(|state| state.path()).min();
+            first.unwrap_or_default().to_string()
+        };
+        let steps = state.steps.iter().filter(|step| step.awaits_optimizer());
+        steps.map(|step| (step.clone(), path(step))).collect()
+    }
+
     /// Warns once, when an inner guard closes, that weights have changed although the step has not ended.
     pub(super) fn warn_of_training_on(&self) {
         let changed = |state: &Progress| state.steps.iter().any(|step| step.has_changed_weights());
@@ -258,6 +284,8 @@ impl Session {
     /// Ends a step of a session that continues.
     pub(super) fn end_step(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
         let began = self.begin_unused();
+        // Before the layers are taken: one that is used after it may belong to the next step.
+        self.reduces.store(false, Ordering::Relaxed);
         let ended = self.take(false);
         self.failed.store(false, Ordering::Relaxed);
         let done = self.with_static_casts(began.and(ended.commit()));
@@ -316,9 +344,12 @@ fn same_group(a: &Option<Arc<dyn ReductionGroup>>, b: &Option<Arc<dyn ReductionG
     }
 }
 
-/// Records how the layer's rows are to be updated: by the last configuration with a delayed cast of the row.
-fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
+/// Records how the layer's rows are to be updated: by the last configuration with a delayed cast of the row. Returns whether amaxes of a
+/// row are reduced over several ranks.
+fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) -> bool {
     let config = &*settings.config;
+    let others = has_others(settings.group.as_ref());
+    let mut over_ranks = false;
     for (role, slot) in layer.slots() {
         if !is_static(config) {
             step.note_trained(slot.row());
@@ -326,7 +357,9 @@ fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
         let Some((rule, reduces)) = delayed_rule(config, *role) else {
             continue;
         };
+        over_ranks |= others && reduces;
         let rule = rule.with_group(settings.group.clone().filter(|_| reduces));
         step.note_rule(slot.row(), *role, rule);
     }
+    over_ranks
 }

@@ -26,6 +26,13 @@ pub(crate) struct Settings {
     pub(crate) observer: Option<CastObserver>,
 }
 
+impl Settings {
+    /// Ranks over which amaxes are reduced.
+    pub(crate) fn reducing_ranks(&self) -> usize {
+        self.group.as_ref().map_or(1, |group| group.ranks())
+    }
+}
+
 /// How one layer computes in the step that it has signed in with.
 #[derive(Debug)]
 pub(crate) struct LayerStep {

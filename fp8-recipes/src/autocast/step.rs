@@ -5,10 +5,11 @@ use super::context::{is_recomputing, on_thread};
 use super::ended_step::update_gradients;
 use super::guard::fp8_autocast;
 use super::job;
-use super::session::Purpose;
+use super::session::{Purpose, Session};
 use super::settings::Mode;
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
+use fp8_candle::state::StepCells;
 use std::sync::Arc;
 
 /// Ends the training step in progress on this thread: updates the delayed scales of inputs, weights and output gradients from the
@@ -36,16 +37,7 @@ pub fn end_step() -> Result<StepSummary> {
     if is_recomputing() {
         return Ok(StepSummary::default());
     }
-    let session = on_thread(|thread| {
-        let frames = thread.frames.iter().rev();
-        let mut contexts = frames.filter_map(|frame| frame.scope.context.as_ref());
-        contexts.find_map(|context| {
-            let session = context.session.clone()?;
-            (context.settings.mode == Mode::Fp8 && session.purpose() == Purpose::Training)
-                .then_some(session)
-        })
-    });
-    let session = session.flatten();
+    let session = training_session();
     // The thread's state is not borrowed here, because a reduction over ranks may run the user's code.
     let (mut first, mut tables) = match &session {
         Some(session) => {
@@ -73,6 +65,26 @@ pub fn end_step() -> Result<StepSummary> {
         session.next_step();
     }
     first
+}
+
+/// The training step in progress on this thread.
+fn training_session() -> Option<Arc<Session>> {
+    let session = on_thread(|thread| {
+        let frames = thread.frames.iter().rev();
+        let mut contexts = frames.filter_map(|frame| frame.scope.context.as_ref());
+        contexts.find_map(|context| {
+            let session = context.session.clone()?;
+            (context.settings.mode == Mode::Fp8 && session.purpose() == Purpose::Training)
+                .then_some(session)
+        })
+    });
+    session.flatten()
+}
+
+/// What the training step in progress on this thread has recorded of models that await the step of their optimizer, as far as is known,
+/// each with the path of a layer.
+pub(crate) fn unfinished_steps() -> Vec<(Arc<StepCells>, String)> {
+    training_session().map_or_else(Vec::new, |session| session.unfinished())
 }
 
 /// Runs `f` inside a guard. On success the guard is closed. On an error the step is discarded: histories, scales and amaxes are as

@@ -1,10 +1,11 @@
 //! The prepared layers of a model, and how many casts they have made.
 
-use crate::autocast::{Fp8State, end_step};
+use crate::autocast::{Fp8State, end_step, unfinished_steps};
 use crate::config::Operand;
-use crate::error::Result;
+use crate::error::{Result, TrainingCheckpointError};
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
 use candle_core::Tensor;
+use fp8_candle::StateTable;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -43,10 +44,39 @@ pub(super) fn prepared_layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<PreparedL
     all.0
 }
 
+/// An error in the middle of a step, which a checkpoint would end: the rest of it would compute with other scales.
+pub(super) fn check_between_steps(layers: &[PreparedLayer]) -> Result<()> {
+    let unfinished = unfinished_steps();
+    // An optimizer that announces nothing may have changed weights nevertheless.
+    let is_over = |table: &Arc<StateTable>| -> Result<bool> {
+        let steps = || (unfinished.iter()).filter(|(step, _)| Arc::ptr_eq(step.table(), table));
+        for PreparedLayer { weight, state } in layers {
+            let Some(weight) = weight else { continue };
+            for (step, _) in steps() {
+                if state.cache.has_changed_since(weight, step)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    };
+    for (step, layer) in &unfinished {
+        if !is_over(step.table())? {
+            let layer = layer.clone();
+            return Err(TrainingCheckpointError::UnfinishedStep { layer }.into());
+        }
+    }
+    Ok(())
+}
+
 /// Ends the last step of `model`; its prepared layers.
+///
+/// # Errors
+/// [`TrainingCheckpointError::UnfinishedStep`] in the middle of a step, which goes on then.
 pub(super) fn settled_layers<M: Fp8Module + ?Sized>(model: &M) -> Result<Vec<PreparedLayer>> {
-    end_step()?;
     let layers = prepared_layers(model);
+    check_between_steps(&layers)?;
+    end_step()?;
     for layer in &layers {
         // The guards of the last step may belong to another thread, which `end_step` does not reach.
         layer.state.table().update_gradients()?;

@@ -1,6 +1,6 @@
 //! The state that ranks hold in parts.
 
-use super::prepared::prepared_layers;
+use super::prepared::{check_between_steps, prepared_layers};
 use crate::autocast::end_step;
 use crate::error::Result;
 use crate::module::Fp8Module;
@@ -47,11 +47,17 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Errors
-/// If the group fails.
+/// If the group fails; [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep), for all ranks, as for
+/// [`save_training`](super::save_training).
 pub fn gather_state<M: Fp8Module + ?Sized>(model: &M, group: &ProcessGroup) -> Result<()> {
+    let layers = prepared_layers(model);
+    check_between_steps(&layers).inspect_err(|error| {
+        // The others do not wait for this rank.
+        group.give_up(error);
+    })?;
     end_step()?;
     let mut tables: Vec<Arc<StateTable>> = vec![];
-    for layer in prepared_layers(model) {
+    for layer in layers {
         let table = layer.state.table();
         if !tables.iter().any(|known| Arc::ptr_eq(known, table)) {
             tables.push(table.clone());

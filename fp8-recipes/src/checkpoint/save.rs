@@ -20,10 +20,13 @@ use std::sync::PoisonError;
 /// `optimizer` is any [`ResumableOptimizer`]: this library's, candle-nn's, your own, or
 /// [`NoOptimizer`](crate::optim::NoOptimizer).
 ///
-/// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
+/// Ends the step first, as [`end_step`](crate::end_step) does: inside a guard, save after the optimizer's step. Later steps compute what they
+/// would without the checkpoint.
 ///
 /// # Errors
-/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled
+/// If a tensor cannot be read or the file not written; the old file survives.
+/// [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) in the middle of a step, after casts of an open guard on this thread and
+/// before the optimizer's step; nothing changes then. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled
 /// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
 pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,

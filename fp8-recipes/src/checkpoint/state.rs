@@ -18,7 +18,7 @@ use std::path::Path;
 /// [`load_fp8_state`] restores them into another model, which then evaluates to the same bits under the same recipe.
 ///
 /// The file is plain safetensors, from which candle can build the model as well; the state is in tensors `fp8/..` and in the metadata,
-/// as in a training checkpoint. Ends the step first ([`crate::end_step`]). Written atomically.
+/// as in a training checkpoint. Ends the step first, as [`save_training`](super::save_training) does. Written atomically.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -53,7 +53,7 @@ use std::path::Path;
 /// # Errors
 /// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`FilesError::NotExportable`](crate::FilesError::NotExportable): its
 /// file is the one it was loaded from), or the file cannot be written; an old file survives. [`Error::ScaledParameter`] for a
-/// model with scaled parameters.
+/// model with scaled parameters, and [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) as for `save_training`.
 pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) -> Result<()> {
     let path = path.as_ref();
     refuse_scaled_model(

@@ -61,6 +61,15 @@ pub enum ConfigError {
         scaling: ScalingType,
     },
 
+    /// Weights that travel between ranks as codes need scales that are the same on all ranks.
+    #[error(
+        "{operand}: delayed codes travel between ranks (enable_fp8_all_gather), so all ranks must have one scale, but reduce_amax = false"
+    )]
+    UnreducedCodes {
+        /// The cast of the weight.
+        operand: Operand,
+    },
+
     /// A block has no rows or no columns.
     #[error("{operand}: a block of {rows}x{cols} elements is empty")]
     EmptyBlock {

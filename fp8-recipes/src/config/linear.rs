@@ -80,7 +80,7 @@ pub struct Fp8LinearConfig {
     /// torchao's `enable_fsdp_float8_all_gather`: weights of which each rank holds a part
     /// ([`ShardedVarMap`](fp8_ranks::ShardedVarMap)) travel as FP8 codes, a quarter of the bytes, where the weight has one scale
     /// (tensorwise: dynamic, current, delayed, static, unscaled). Other weights travel in f32, with a warning. In a training guard a
-    /// layer whose weight is whole is an error. Call
+    /// layer whose weight is whole is an error, and so are delayed scales whose amaxes are not reduced over the ranks that hold the parts. Call
     /// [`precompute_float8_dynamic_scale_for_fsdp`](fp8_ranks::precompute_float8_dynamic_scale_for_fsdp) after each step.
     pub enable_fp8_all_gather: bool,
     /// Accepted with a warning for compatibility with torchao: the weight is cast once per change.

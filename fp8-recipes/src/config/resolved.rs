@@ -6,8 +6,8 @@ use fp8_candle::ops::AttentionProducts;
 use fp8_core::{Format, Granularity};
 
 use super::{
-    CastConfig, ConfigError, DelayedScaling, Gemm, GemmConfig, KeptActivations, Operand,
-    ScalingType,
+    CastConfig, CastRounding, ConfigError, DelayedScaling, Gemm, GemmConfig, KeptActivations,
+    Operand, ScalingType,
 };
 
 /// The two uses of each operand.
@@ -112,6 +112,17 @@ impl ResolvedConfig {
             .map(|operand| (operand, self.cast(operand)))
     }
 
+    /// The cast of a weight that travels as codes with a delayed scale: a scale that the ranks have to share, since each of them decodes the
+    /// codes of all.
+    pub(crate) fn shared_delayed_cast(&self) -> Option<Operand> {
+        let travels = |operand: &Operand| {
+            let cast = self.cast(*operand);
+            cast.scaling == ScalingType::Delayed && cast.rounding == CastRounding::NearestEven
+        };
+        let mut weights = [Operand::Weight, Operand::WeightForGradInput].into_iter();
+        weights.find(|operand| self.enable_fp8_all_gather && travels(operand))
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(self.amax_epsilon >= 0. && self.amax_epsilon.is_finite()) {
             return Err(ConfigError::AmaxEpsilon {
@@ -124,6 +135,10 @@ impl ResolvedConfig {
         }
         for (operand, cast) in self.casts() {
             check_cast(operand, cast)?;
+        }
+        let reduces = (self.delayed.as_ref()).is_none_or(|delayed| delayed.reduce_amax);
+        if let (false, Some(operand)) = (reduces, self.shared_delayed_cast()) {
+            return Err(ConfigError::UnreducedCodes { operand });
         }
         for operand in Operand::RESULTS {
             check_result(operand, self.cast(operand))?;

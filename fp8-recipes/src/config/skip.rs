@@ -57,6 +57,8 @@ pub enum SkipReason {
         /// The same in high precision.
         high_precision: Duration,
     },
+    /// It has batch axes: [`crate::PrepareOptions::auto`] has no times for such layers.
+    NotTimed,
     /// The filter's custom function rejects it.
     Custom,
     /// It was loaded from an FP8 checkpoint.
@@ -127,6 +129,9 @@ impl fmt::Display for SkipReason {
                     "no faster in FP8 here: {fp8:.3} ms against {high_precision:.3} ms for {tokens} tokens under `{recipe}`"
                 )
             }
+            SkipReason::NotTimed => f.write_str(
+                "it has batch axes, for which PrepareOptions::auto has no times: prepare it with other options",
+            ),
             SkipReason::Custom => f.write_str("custom filter"),
             SkipReason::AlreadyFp8 => f.write_str("the weight is FP8 already (static inference)"),
             SkipReason::ConvolutionsOff => f.write_str(

@@ -30,6 +30,14 @@ pub enum ExportError {
         /// The path as given.
         path: PathBuf,
     },
+    /// The directory holds another model, in shards: whoever opens it follows their index and does not see the exported file.
+    #[error(
+        "{index} is the index of another model, and programs that open the directory follow it: export to another directory, or remove that model"
+    )]
+    Sharded {
+        /// The index of the shards.
+        index: PathBuf,
+    },
     /// The model does not show all of its parameters.
     #[error(
         "the model has parameters that it does not show, so they would be missing in the file: {}. \

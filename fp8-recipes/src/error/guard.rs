@@ -19,6 +19,12 @@ pub enum GuardError {
          while it lives"
     )]
     Closed,
+    /// A guard whose amaxes are reduced over several ranks was dropped, and its thread goes on to another step.
+    #[error(
+        "the last FP8 autocast guard of this thread was dropped although its amaxes are reduced over several ranks, so its step did \
+         not count: end such guards with close(), or with abort() on all ranks, or use with_fp8"
+    )]
+    Dropped,
     /// A recomputed function uses a layer more often than it did the first time.
     #[error(
         "a checkpointed function uses layer `{path}` more often when it runs again than at first"

@@ -73,6 +73,20 @@ pub enum LayerError {
         /// Path of the layer.
         path: String,
     },
+    /// A weight in parts travels as codes with a delayed scale, but the guard does not reduce amaxes over all ranks that hold its parts, which
+    /// would read each other's codes with other scales.
+    #[error(
+        "layer `{path}`: codes of its weight travel between {ranks} ranks (enable_fp8_all_gather) with a delayed scale, but the guard reduces \
+         amaxes over {reducing}: give it their group (Autocast::reduction_group)"
+    )]
+    UnreducedCodes {
+        /// Path of the layer.
+        path: String,
+        /// Ranks that hold parts of the weight.
+        ranks: usize,
+        /// Ranks of the guard's reduction group; 1 without one.
+        reducing: usize,
+    },
     /// A layer has no state for a tensor that the recipe casts.
     #[error("layer `{path}` keeps no state for its {role}")]
     NoRole {

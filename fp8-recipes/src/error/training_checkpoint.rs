@@ -6,6 +6,15 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainingCheckpointError {
+    /// A checkpoint was to be saved in the middle of a step. Saving ends the step, so the rest of it would compute with other scales.
+    #[error(
+        "saving would end the FP8 step that is open on this thread, in which layer `{layer}` has computed and no parameter of its model \
+         has changed: save after the optimizer's step, or call end_step() first if this is where the step ends"
+    )]
+    UnfinishedStep {
+        /// Path of a layer that the step has used.
+        layer: String,
+    },
     /// The checkpoint does not fit the run.
     #[error("{path} cannot be resumed: {what} is {found} there, {expected} here")]
     Mismatch {

@@ -3,9 +3,12 @@
 use crate::FilesError;
 use crate::error::{Result, json_error};
 use crate::read::read_text;
+use fp8_files::python_json;
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// What a configuration is, for messages.
+const ROOT: &str = "the object at its root";
 /// A limit above the size of any configuration.
 const MAX_CONFIG: u64 = 64 << 20;
 
@@ -29,7 +32,10 @@ fn entries(path: &Path) -> Result<Map<String, Value>> {
         Err(FilesError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             Ok(Map::new())
         }
-        text => serde_json::from_str(&text?)
-            .map_err(|error| json_error(path, "the object at its root", error)),
+        text => match python_json::parse(&text?) {
+            Ok(Value::Object(entries)) => Ok(entries),
+            Ok(_) => Err(json_error(path, ROOT, "there is another value")),
+            Err(error) => Err(json_error(path, ROOT, error)),
+        },
     }
 }

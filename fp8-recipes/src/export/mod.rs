@@ -56,6 +56,8 @@ pub struct ExportReport {
     /// Paths of prepared convolutions and of prepared dense layers with batch axes. In memory they compute in FP8; the file holds them in high
     /// precision, because FP8 checkpoints have no form for them.
     pub convolutions: Vec<String>,
+    /// Paths of the layers in FP8 that vLLM does not read as such: [`Spelling::unread_by_vllm`]. A warning names the first.
+    pub unread_by_vllm: Vec<String>,
 }
 
 /// Writes a calibrated model as an FP8 inference file: [`save_calibrated_with`] without options.
@@ -88,13 +90,15 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
 /// # Errors
 /// If no layer is prepared, a prepared layer was not calibrated or cannot be stored as it was calibrated, a tensor has
 /// no name or shares it with another, a parameter that `options` expects was not shown by the model, the path is
-/// neither a directory's nor ends in `.safetensors`, or a file cannot be written (the old pair survives then).
+/// neither a directory's nor ends in `.safetensors`, the directory holds a model in shards (its index hides the file), or a file cannot be
+/// written (the old pair survives then).
 pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
     model: &M,
     path: impl AsRef<Path>,
     options: &ExportOptions,
 ) -> Result<ExportReport> {
     let place = Place::new(path.as_ref())?;
+    place.refuse_shards()?;
     let collected = collect(model, options)?;
     options.check(&collected.shown)?;
     let (model, config) = (place.model_path(), place.config_path());
@@ -123,7 +127,15 @@ pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
     }
     replace_together(&place.directory, parts)?;
     made.keep();
+    let unread_by_vllm = options.spelling.unread_by_vllm(&collected.contents);
+    if let Some(first) = unread_by_vllm.first() {
+        tracing::warn!(
+            "vLLM does not read {} of the exported layers as FP8 in this spelling (first {first})",
+            unread_by_vllm.len()
+        );
+    }
     Ok(ExportReport {
+        unread_by_vllm,
         quantized: collected.quantized_paths(),
         ignored: collected.contents.ignored,
         tied: collected.tied,

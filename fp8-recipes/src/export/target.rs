@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// Extension of a model.
 const EXTENSION: &str = "safetensors";
+/// The index of a model in shards.
+const INDEX: &str = "model.safetensors.index.json";
 
 /// Where model and configuration are written.
 #[derive(Debug)]
@@ -45,6 +47,15 @@ impl Place {
 
     pub(super) fn config_path(&self) -> PathBuf {
         self.directory.join("config.json")
+    }
+
+    /// Fails for a directory whose index would hide the exported file.
+    pub(super) fn refuse_shards(&self) -> Result<()> {
+        let index = self.directory.join(INDEX);
+        match index.symlink_metadata() {
+            Ok(_) => Err(ExportError::Sharded { index }.into()),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Creates the directory and its missing parents.

@@ -53,12 +53,29 @@ impl<'a> Call<'a> {
             return Ok(Self::Calibrate(state, step.into()));
         }
         let plan = linear_plan(&state, &step)?;
-        let whole = || ShardedVar::of(layer.held_weight()).is_none();
-        if plan.fetches_codes && step.settings.training && whole() {
-            let path = state.path().to_string();
-            return Err(LayerError::NotSharded { path }.into());
+        if plan.fetches_codes && step.settings.training {
+            check_codes_travel(layer, &state, &step)?;
         }
         Ok(Self::Fp8(state, plan.into()))
+    }
+}
+
+/// Checks that the weight lies in parts on ranks that share the scale of its codes.
+fn check_codes_travel(layer: &dyn Fp8Layer, state: &Fp8State, step: &LayerStep) -> Result<()> {
+    let path = state.path().to_string();
+    let Some(weight) = ShardedVar::of(layer.held_weight()) else {
+        return Err(LayerError::NotSharded { path }.into());
+    };
+    let (ranks, reducing) = (weight.group().size(), step.settings.reducing_ranks());
+    let is_shared = step.settings.config.shared_delayed_cast().is_some();
+    match is_shared && reducing < ranks {
+        true => Err(LayerError::UnreducedCodes {
+            path,
+            ranks,
+            reducing,
+        }
+        .into()),
+        false => Ok(()),
     }
 }
 

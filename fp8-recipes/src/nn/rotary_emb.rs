@@ -17,6 +17,7 @@ pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if !per_row(cos, sin) {
         return Ok(ops::rope(xs, cos, sin)?);
     }
+    check_rows(xs, cos, sin)?;
     let half = xs.dim(D::Minus1)? / 2;
     let parts = [
         xs.narrow(D::Minus1, 0, half)?,
@@ -37,6 +38,7 @@ pub fn rope_i(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if !per_row(cos, sin) {
         return Ok(ops::rope_i(xs, cos, sin)?);
     }
+    check_rows(xs, cos, sin)?;
     let (b, h, t, d) = xs.dims4()?;
     let pairs = xs.reshape((b, h, t, d / 2, 2))?;
     let parts = [
@@ -63,6 +65,31 @@ pub fn rope_thd(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 /// Whether each row of the batch has angles of its own.
 fn per_row(cos: &Tensor, sin: &Tensor) -> bool {
     cos.rank() == 3 || sin.rank() == 3
+}
+
+/// Checks the angles of `xs` `[b, h, t, d]`: broadcasting and narrowing would take wider tables, such as those of all `d` features, and
+/// more rows than the batch has.
+fn check_rows(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
+    let (b, _, t, d) = xs.dims4()?;
+    for (what, angles) in [("cos", cos), ("sin", sin)] {
+        let fits = match *angles.dims() {
+            [rows, half] => rows >= t && 2 * half == d,
+            [batch, rows, half] => (batch == b || batch == 1) && rows >= t && 2 * half == d,
+            _ => false,
+        };
+        if !fits {
+            return Err(fp8_candle::Error::Shape {
+                op: "rope",
+                what,
+                expected: format!(
+                    "[{t}, d / 2] or [{b}, {t}, d / 2], or more positions, with an even d, here {d}"
+                ),
+                got: angles.dims().to_vec(),
+            }
+            .into());
+        }
+    }
+    Ok(())
 }
 
 /// Both members of each pair, `[b, h, t, d/2]`, rotated by the angles of their row.

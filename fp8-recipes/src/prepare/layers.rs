@@ -166,6 +166,9 @@ impl Preparer<'_> {
         if let Some(reason) = self.skipped(layer, path)? {
             return Ok(Outcome::Skipped(reason));
         }
+        if self.shared.options.auto.is_some() && layer.kind() == LayerKind::BatchedLinear {
+            return Ok(Outcome::Skipped(SkipReason::NotTimed));
+        }
         let faster = match self.timing(layer, path)? {
             Some((case, timing)) if !timing.fp8_pays => {
                 let recipe = case.computation.recipe();

@@ -74,7 +74,8 @@ impl PrepareOptions {
     /// recipe of its own is timed under that. The report has the times. They are kept in a file
     /// ([`PrepareOptions::with_timings`]), so only the first program with a shape measures it, for about half a second.
     ///
-    /// Convolutions are off, because their time depends on more than the shape of their weight. Where a layer gets fewer tokens than
+    /// Convolutions are off, because their time depends on more than the shape of their weight, and so are dense layers with batch axes,
+    /// which another preparation of their part of the model converts. Where a layer gets fewer tokens than
     /// the model, as an expert does, prepare that part with its own number. To repeat a run elsewhere, take the choice from its
     /// report: another machine may choose differently.
     ///

@@ -1,5 +1,6 @@
-//! Training checkpoints: optimizers, what may differ when a run is resumed, Intel's flow.
+//! Training checkpoints: optimizers, what may differ when a run is resumed, open guards, Intel's flow.
 
 mod ipex;
+mod open_guard;
 mod optimizers;
 mod options;

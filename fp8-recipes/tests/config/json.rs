@@ -72,6 +72,10 @@ fn json_errors_name_the_field_or_value() {
             "columnwise",
         ),
         (
+            r#"{"linear": {"input": {"granularity": {"blockwise": {"rows": 1, "cols": 64, "columns": 32}}}}}"#,
+            "columns",
+        ),
+        (
             r#"{"linear": {"input": {"scaling": "sometimes"}}}"#,
             "sometimes",
         ),
@@ -123,6 +127,15 @@ fn a_custom_amax_is_saved_by_name_and_found_again() {
     }
 }
 
+fn granularity() -> impl Strategy<Value = Granularity> {
+    prop_oneof![
+        Just(Granularity::Tensorwise),
+        Just(Granularity::Rowwise),
+        Just(Granularity::Mx),
+        (1usize..300, 1usize..300).prop_map(|(rows, cols)| Granularity::Blockwise { rows, cols }),
+    ]
+}
+
 fn cast() -> impl Strategy<Value = CastConfig> {
     let scaling = prop::sample::select(vec![
         ScalingType::Dynamic,
@@ -131,14 +144,8 @@ fn cast() -> impl Strategy<Value = CastConfig> {
         ScalingType::Static,
         ScalingType::Disabled,
     ]);
-    let granularity = prop_oneof![
-        Just(Granularity::Tensorwise),
-        Just(Granularity::Rowwise),
-        Just(Granularity::Mx),
-        (1usize..300, 1usize..300).prop_map(|(rows, cols)| Granularity::Blockwise { rows, cols }),
-    ];
     let format = prop::option::of(prop::sample::select(Format::ALL.to_vec()));
-    (scaling, granularity, format).prop_map(|(scaling, granularity, format)| {
+    (scaling, granularity(), format).prop_map(|(scaling, granularity, format)| {
         let cast = CastConfig::new(scaling, granularity);
         format.map_or(cast, |format| cast.with_format(format))
     })
@@ -194,6 +201,55 @@ prop_compose! {
     }
 }
 
+/// A cast with a granularity that its scaling can have.
+fn enabled_cast() -> impl Strategy<Value = CastConfig> {
+    let scaling = prop::sample::select(vec![
+        ScalingType::Dynamic,
+        ScalingType::Delayed,
+        ScalingType::Current,
+        ScalingType::Static,
+    ]);
+    (scaling, granularity()).prop_map(|(scaling, granularity)| {
+        let fits = match granularity {
+            Granularity::Mx => scaling == ScalingType::Dynamic,
+            _ => matches!(scaling, ScalingType::Dynamic | ScalingType::Current),
+        };
+        let granularity = if fits {
+            granularity
+        } else {
+            Granularity::Tensorwise
+        };
+        CastConfig::new(scaling, granularity)
+    })
+}
+
+prop_compose! {
+    /// A configuration that is accepted, and which GEMMs compute in FP8. Of those of [`linear`] nearly all are refused.
+    fn accepted()(
+        config in linear(),
+        enabled in prop::array::uniform3(any::<bool>()),
+        casts in prop::array::uniform6(enabled_cast()),
+        formats in prop::array::uniform3(
+            prop::option::of(prop::sample::select(vec![Format::E4M3, Format::E5M2])),
+        ),
+    ) -> (Fp8LinearConfig, [bool; 3]) {
+        // The format of both uses of an operand is the same, and a GEMM casts both operands or neither.
+        let cast = |use_of: usize, gemm: usize, operand: usize| match (enabled[gemm], formats[operand]) {
+            (false, _) => CastConfig::disabled(),
+            (true, None) => casts[use_of],
+            (true, Some(format)) => casts[use_of].with_format(format),
+        };
+        let config = config
+            .with_input(cast(0, 0, 0))
+            .with_weight(cast(1, 0, 1))
+            .with_grad_output(cast(2, 1, 2))
+            .with_weight_for_grad_input(Some(cast(3, 1, 1)))
+            .with_grad_output_for_grad_weight(Some(cast(4, 2, 2)))
+            .with_input_for_grad_weight(Some(cast(5, 2, 0)));
+        (config, enabled)
+    }
+}
+
 proptest! {
     #[test]
     fn linear_configs_survive_json(config in linear()) {
@@ -210,9 +266,10 @@ proptest! {
 
     /// Every accepted configuration keeps the promises of a resolved one.
     #[test]
-    fn resolved_configs_are_consistent(config in linear()) {
-        let Ok(resolved) = config.resolve() else { return Ok(()) };
-        for gemm in Gemm::ALL {
+    fn resolved_configs_are_consistent((config, enabled) in accepted()) {
+        let resolved = config.resolve().expect("an accepted configuration");
+        for (gemm, enabled) in Gemm::ALL.into_iter().zip(enabled) {
+            prop_assert_eq!(resolved.is_fp8(gemm), enabled);
             let [a, b] = gemm.operands().map(|operand| *resolved.cast(operand));
             prop_assert_eq!(a.is_disabled(), b.is_disabled());
             for cast in [a, b] {

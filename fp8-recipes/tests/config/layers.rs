@@ -86,3 +86,22 @@ fn histories_too_large_for_memory_are_refused() {
         assert!(model.l.fp8_state().is_none());
     }
 }
+
+#[test]
+fn options_have_the_documented_defaults() {
+    use fp8_recipes::{Autocast, PrepareOptions};
+
+    let options = PrepareOptions::default();
+    assert_eq!(options.amax_history_len, 1024);
+    assert_eq!(DelayedScaling::default().amax_history_len, 1024);
+    assert!(!options.operators && options.convolutions);
+    assert_eq!(options.filter.decide("l", 1, 1), FilterDecision::Take);
+
+    let autocast = Autocast::default();
+    assert!(autocast.enabled && autocast.training && !autocast.calibrating);
+    assert_eq!(autocast.recipe.name(), Some(RecipeName::Delayed));
+    assert_eq!(autocast.micro_batch, 0);
+    assert!(autocast.reduction_group.is_none() && autocast.stats.is_none());
+    assert!(autocast.cast_observer.is_none());
+    assert!(!Autocast::disabled().enabled);
+}

@@ -252,6 +252,12 @@ fn errors_name_the_value() {
             "input: operators are cast too (cast_operators), with dynamic, current or unscaled \
              scaling, got delayed",
         ),
+        (
+            Fp8LinearConfig::from(DelayedScaling::default().with_reduce_amax(false))
+                .with_enable_fp8_all_gather(true),
+            "weight: delayed codes travel between ranks (enable_fp8_all_gather), so all ranks must \
+             have one scale, but reduce_amax = false",
+        ),
     ];
     for (config, message) in cases {
         let recipe = Recipe::from(config.clone());
@@ -305,6 +311,19 @@ fn errors_name_the_value() {
     assert!(base().with_amax_epsilon(0.5).resolve().is_ok());
     let scaling = "dynamik".parse::<ScalingType>().unwrap_err();
     assert!(scaling.to_string().contains("dynamik"), "{scaling}");
+}
+
+/// Only codes with delayed scales need the reduction.
+#[test]
+fn codes_travel_without_a_reduction_where_no_history_makes_their_scales() {
+    let unreduced = DelayedScaling::default().with_reduce_amax(false);
+    let delayed = Fp8LinearConfig::from(unreduced.clone());
+    assert!(delayed.resolve().is_ok());
+    let dynamic = Fp8LinearConfig::default().with_delayed(unreduced);
+    let only_weights = |weight| delayed.clone().with_weight(weight);
+    for config in [dynamic, only_weights(CastConfig::dynamic_tensorwise())] {
+        assert!(config.with_enable_fp8_all_gather(true).resolve().is_ok());
+    }
 }
 
 #[test]

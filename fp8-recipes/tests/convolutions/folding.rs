@@ -114,6 +114,7 @@ fn a_folded_model_computes_the_same() {
     let size = here.iter().fold(0f64, |max, x| max.max(x.abs()));
     // Five layers of sums of at most 150 products, whose terms are at most 1/EPSILON^(1/4) times their sums here.
     let bound = 5. * 150. * size * f64::EPSILON.powf(0.75);
+    assert_eq!(here.len(), there.len());
     for (a, b) in here.iter().zip(&there) {
         assert!((a - b).abs() <= bound, "{a} {b}");
     }

@@ -61,6 +61,26 @@ pub fn flash() {
 }
 
 #[test]
+fn masks_of_other_sizes_are_refused() {
+    let x = |dims: &[usize], seed| wave(dims, seed).to_dtype(DType::F32).unwrap();
+    // One for each row of the batch, and one for each head: only the first had an effect.
+    for (b, dims) in [(2, [2, 1, 3, 5]), (1, [1, 4, 3, 5])] {
+        let (q, k, v) = (
+            x(&[b, 3, 4, 8], 1),
+            x(&[b, 5, 2, 8], 2),
+            x(&[b, 5, 2, 8], 3),
+        );
+        let tracked = Var::from_tensor(&q).unwrap();
+        for q in [&q, tracked.as_tensor()] {
+            let mask = AttnMask::Mask(x(&dims, 4));
+            let y = attention::flash_attn::<f32>(q, &k, &v, 0.4, mask, None, None);
+            let error = y.unwrap_err().to_string();
+            assert!(error.contains("of the mask"), "{error}");
+        }
+    }
+}
+
+#[test]
 pub fn varlen() {
     let inputs = [
         wave(&[5, 4, 8], 1),

@@ -257,6 +257,26 @@ fn rope() {
 }
 
 #[test]
+fn angles_that_do_not_fit_are_refused() {
+    let x = wave(&[1, 3, 4, 8], 1);
+    let fits = wave(&[4, 4], 3);
+    // Of all features instead of half of them, of another batch, of too few positions.
+    for angles in [[1, 4, 8], [3, 4, 4], [1, 3, 4]] {
+        let angles = wave(&angles, 2);
+        for rope in [rotary_emb::rope, rotary_emb::rope_i] {
+            for (cos, sin) in [(&angles, &fits), (&fits, &angles)] {
+                let error = rope(&x, cos, sin).unwrap_err().to_string();
+                assert!(error.contains("rope: shape"), "{error}");
+            }
+        }
+    }
+    // Of an odd number of features the last one would be lost.
+    let (x, angles) = (wave(&[1, 3, 4, 9], 1), wave(&[1, 4, 4], 2));
+    let error = rotary_emb::rope(&x, &angles, &angles).unwrap_err();
+    assert!(error.to_string().contains("an even d, here 9"), "{error}");
+}
+
+#[test]
 fn norms() {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F64, &Device::Cpu);

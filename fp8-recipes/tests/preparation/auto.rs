@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
+use fp8_recipes::config::SkipReason;
 use fp8_recipes::load::Checkpoint;
-use fp8_recipes::nn::{self, Linear};
+use fp8_recipes::nn::{self, DenseConfig, Linear};
 use fp8_recipes::timings::{
     Computation, LayerCase, LayerTiming, LayerTimings, decode_where_faster,
 };
@@ -125,6 +126,22 @@ fn layers_that_are_left_out_anyway_are_not_timed() {
     assert_eq!(asked.lock().unwrap().len(), 1);
     // Convolutions have no time of their own.
     assert!(!options.convolutions && PrepareOptions::default().convolutions);
+}
+
+#[test]
+fn layers_with_batch_axes_have_no_times_and_are_left() {
+    let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
+    let config = DenseConfig::new([16]).with_batch_axis([0]);
+    let experts = nn::dense_general(&[2, 5, 16], config, vb.pp("experts")).unwrap();
+    let (timings, asked) = table();
+    let options = PrepareOptions::auto(RecipeName::Delayed, 32).with_timings(timings);
+    let report = prepare_fp8(&experts, &options).unwrap();
+    let outcome = &report.get("experts").unwrap().outcome;
+    assert_eq!(*outcome, Outcome::Skipped(SkipReason::NotTimed), "{report}");
+    assert!(experts.fp8_state().is_none() && asked.lock().unwrap().is_empty());
+    // As the reason says.
+    let report = prepare_fp8(&experts, &PrepareOptions::default()).unwrap();
+    assert_eq!(report.converted(), 1, "{report}");
 }
 
 #[test]

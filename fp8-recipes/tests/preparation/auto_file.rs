@@ -203,3 +203,14 @@ fn a_measurement_is_kept() {
     assert_eq!(fs::read_to_string(&file).unwrap(), before);
     assert_eq!(timings.file(), None);
 }
+
+/// Under `$XDG_CACHE_HOME` or `~/.cache` on Linux. Where there is no such folder, times are kept in memory.
+#[test]
+fn the_file_is_in_the_folder_for_caches_by_default() {
+    let timings = LayerTimings::new();
+    if let Some(file) = timings.file() {
+        assert!(file.ends_with("fp8/layer_timings.json"), "{file:?}");
+        assert!(file.is_absolute(), "{file:?}");
+    }
+    assert_eq!(LayerTimings::new().without_file().file(), None);
+}

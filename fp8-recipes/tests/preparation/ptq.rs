@@ -121,7 +121,9 @@ fn quantized_digits_are_told_apart_as_well_as_in_f32() {
         );
         assert!(db > least && db < 60., "{scheme}: {db} dB");
         // What was cast: whole inputs with one scale, weights with one for each channel.
-        for row in stats.report().rows {
+        let rows = stats.report().rows;
+        assert!(rows.iter().any(|row| row.operand == "input"), "{rows:?}");
+        for row in rows {
             assert_eq!(row.format, scheme.input(), "{row:?}");
             match row.operand {
                 "input" => assert_eq!(row.quant_scale_min, row.quant_scale_max),

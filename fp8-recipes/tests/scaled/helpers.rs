@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use fp8_scaled::{Scaled, ScaledGrads, ScaledVar, as_scaled};
 pub use fp8_test_support::cpu_tensor;
+use fp8_test_support::largest_of;
 
 /// Less than a piece, not a multiple of one, several blocks; with scales far apart.
 pub fn vars(dtype: DType) -> Vec<ScaledVar> {
@@ -55,13 +56,11 @@ pub fn bits(vars: &[ScaledVar]) -> Vec<(Vec<u32>, f32)> {
 }
 
 /// The largest difference, as a share of the largest value.
+#[track_caller]
 pub fn difference(a: &[f64], b: &[f64]) -> f64 {
-    let largest = b.iter().fold(0f64, |max, x| max.max(x.abs()));
-    let difference = a
-        .iter()
-        .zip(b)
-        .fold(0f64, |max, (a, b)| max.max((a - b).abs()));
-    difference / largest
+    assert_eq!(a.len(), b.len());
+    let largest = largest_of(b.iter().map(|x| x.abs()));
+    largest_of(a.iter().zip(b).map(|(a, b)| (a - b).abs())) / largest
 }
 
 pub fn single(values: &[f32]) -> (ScaledVar, Tensor) {

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
-use fp8_scaled::{Scaled, ScaledGrads, ScaledVar};
+use fp8_scaled::{Error, Scaled, ScaledGrads, ScaledVar};
 use fp8_test_support::rounding::{LAMBDA, UNIT, UNIT_F64};
 
 /// One variable in f64, rounded nowhere.
@@ -221,4 +221,26 @@ fn a_gradient_in_the_memory_of_its_parameter() {
         ScaledSgd::from_vars(vec![var.clone()], SgdConfig::default().with_lr(0.5)).unwrap();
     let _ = sgd.apply(&grads).unwrap();
     assert_eq!(var.value().to_vec1().unwrap(), [0.5, 1., -1.5]);
+}
+
+/// A step overwrites the data and may change the scale: what was computed from the old value has no derivative any longer.
+#[test]
+fn a_backward_pass_after_the_step_is_an_error() {
+    let (var, _) = single(&[1., 2., -3.]);
+    let mut sgd =
+        ScaledSgd::from_vars(vec![var.clone()], SgdConfig::default().with_lr(100.)).unwrap();
+    let value = var.value();
+    let kept = value.to_tensor(DType::F32).unwrap();
+    let loss = value.square().unwrap().sum_all().unwrap();
+    let grads = loss.backward_retained().unwrap();
+    let _ = sgd.apply(&grads).unwrap();
+    assert_ne!(var.scale(), value.scale());
+    for refused in [loss.backward().map(drop), value.data().map(drop)] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(&error, Error::ChangedParameter { name, .. } if name == "w"),
+            "{error}"
+        );
+    }
+    assert_eq!(kept.to_vec1::<f32>().unwrap(), [1., 2., -3.]);
 }

@@ -65,6 +65,7 @@ fn result(model: &Model, recipe: Option<Recipe>) -> Step {
 }
 
 fn same(a: &Step, b: &Step) -> bool {
+    assert!(!a.all.is_empty() && a.all.keys().eq(b.all.keys()));
     a.all
         .iter()
         .all(|(name, x)| flat64(x) == flat64(&b.all[name]))

@@ -2,11 +2,14 @@
 //! pass has used, or there are none.
 
 use crate::support::*;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::config::Recipe;
 use fp8_recipes::fp8_autocast;
-use fp8_recipes::nn::{LayerInputs, NormKind, TransformerConfig, checkpoint};
-use fp8_test_support::{assert_same, assert_text, normal, skipped_on_cuda};
+use fp8_recipes::nn::{
+    LayerInputs, LoraConfig, LoraLinear, NormKind, TransformerConfig, checkpoint, linear,
+};
+use fp8_test_support::{assert_same, assert_text, named, normal, skipped_on_cuda};
 
 /// How many of the parameters the backward pass refuses.
 fn refused(config: &TransformerConfig, single: bool, recipe: Option<&str>) -> usize {
@@ -104,6 +107,37 @@ fn a_changed_weight_gives_no_other_gradients_in_high_precision() {
     }
     // Apart, layers are candle's products, which use what the weight is by then.
     assert_eq!(refused(&config(), true, None), 10);
+}
+
+/// Layers with independent rows and updates of low rank are no products of candle: they refuse the weight.
+#[test]
+fn a_changed_weight_of_an_update_gives_no_other_gradients() {
+    if skipped_on_cuda("a change of a weight is noticed if it is announced") {
+        return;
+    }
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc");
+    let base = linear(16, 8, vb.clone()).unwrap().with_independent_rows();
+    let layer = LoraLinear::new(base, LoraConfig::new(4), vb).unwrap();
+    let x = Var::from_tensor(&normal(1, &[5, 16])).unwrap();
+    let loss = layer.forward(&x).unwrap().sum_all().unwrap();
+    let mut refused = vec![];
+    for (name, var) in named(&vars) {
+        let before = var.as_tensor().copy().unwrap();
+        var.set(&before.affine(1.5, 0.1).unwrap()).unwrap();
+        if let Err(error) = fp8_recipes::backward(&loss) {
+            let fp8_candle::Error::ChangedValues { shape, .. } = &error else {
+                panic!("{name}: {error}");
+            };
+            assert_eq!(shape, before.dims(), "{name}");
+            assert_text(&name, &error, &["`linear`: its weight"]);
+            refused.push(name);
+        }
+        var.set(&before).unwrap();
+        fp8_recipes::backward(&loss).unwrap();
+    }
+    let expected = ["fc.lora_A.weight", "fc.lora_B.weight", "fc.weight"];
+    assert_eq!(refused, expected);
 }
 
 /// What is computed again knows no layers: the error names the variable's shape.

@@ -7,6 +7,7 @@ use fp8_test_support::flat64;
 
 /// Euclidean norm of the difference. A norm of thousands of rounding errors depends little on their order.
 fn distance(x: &Tensor, exact: &Tensor) -> f64 {
+    assert_eq!(x.dims(), exact.dims());
     let pairs = flat64(x).into_iter().zip(flat64(exact));
     pairs
         .map(|(x, exact)| (x - exact).powi(2))

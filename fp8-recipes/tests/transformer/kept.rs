@@ -37,6 +37,7 @@ fn second_step_in(model: &Model, dtype: DType, recipe: Recipe) -> Step {
 
 /// The Euclidean norm of `a - b`, as a share of that of `b`.
 fn far(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let far = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
     far / norm(&mut b.iter().copied())

@@ -6,7 +6,8 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::config::Recipe;
 use fp8_recipes::nn::ops::Activation;
 use fp8_recipes::nn::{
-    LayerInputs, NormKind, layer_norm_linear, layer_norm_mlp, multihead_attention,
+    AttentionConfig, LayerInputs, NormKind, NormPlacement, TransformerConfig, layer_norm_linear,
+    layer_norm_mlp, multihead_attention,
 };
 use fp8_recipes::{Fp8Module, fp8_autocast};
 use fp8_test_support::{assert_same, device, normal};
@@ -114,4 +115,27 @@ fn each_module_against_its_layers() {
             assert_all(&format!("mlp, {case}"), &mlp(true), &mlp(false), norms + 6);
         }
     }
+}
+
+/// A layer as in GPT-2, but attending to all tokens.
+#[test]
+fn configurations_have_the_documented_defaults() {
+    let config = TransformerConfig::new(64, 4);
+    assert_eq!(config.intermediate_size, 4 * 64);
+    assert_eq!(
+        (config.norm, config.norm_placement),
+        (NormKind::LayerNorm, NormPlacement::Pre)
+    );
+    assert_eq!(config.norm_eps, 1e-5);
+    assert_eq!(config.hidden_act, Activation::Gelu);
+    assert!(config.bias && !config.fused_qkv && !config.fused_gate_up);
+    assert_eq!(config.hidden_dropout, 0.);
+    assert!(!config.recomputation);
+
+    let own = config.attention;
+    assert_eq!(own, AttentionConfig::new(4, 16));
+    assert_eq!((own.num_attention_heads, own.num_key_value_heads), (4, 4));
+    assert!(!own.causal && !own.rope_interleaved);
+    assert_eq!((own.sliding_window, own.softmax_scale), (None, None));
+    assert_eq!((own.attention_dropout, own.operands), (0., None));
 }

@@ -2,8 +2,9 @@
 
 use crate::gradient_check::{values, wave};
 use candle_core::{DType, Device, Tensor};
+use fp8_candle::Error as Operand;
 use fp8_candle::ops::AttentionOptions;
-use fp8_scaled::Result;
+use fp8_scaled::{Error, Result};
 use fp8_scaled::{Scaled, ScaledDType, ScaledVar, as_scaled};
 
 type Function<'a> = &'a dyn Fn(&[Scaled]) -> Result<Scaled>;
@@ -200,22 +201,57 @@ fn gradients_through_zero_scales_are_finite() -> Result<()> {
 #[test]
 fn wrong_arguments_are_errors() -> Result<()> {
     let x = as_scaled(&wave(&[3, 4], 1), None)?;
-    assert!(x.softmax(2).is_err());
-    assert!(x.log_softmax(2).is_err());
-    assert!(x.max_pool2d(2).is_err());
-    assert!(x.reshape(&[1, 1, 3, 4])?.max_pool2d(0).is_err());
-    assert!(x.reshape(&[1, 1, 3, 4])?.avg_pool2d(4).is_err());
-    assert!(x.conv2d(&x, 0, 1, 1, 1).is_err());
-    assert!(x.linear(&x.reshape(&[4, 3])?, None).is_err());
-    assert!(x.linear(&x, Some(&x)).is_err());
-    assert!(x.layer_norm(&x, None, 0.0).is_err());
-    assert!(x.dropout(-0.5, 0).is_err());
-    assert!(x.dropout(f64::NAN, 0).is_err());
+    let image = x.reshape(&[1, 1, 3, 4])?;
+    for (name, result) in [
+        ("softmax", x.softmax(2)),
+        ("log_softmax", x.log_softmax(2)),
+        ("max_pool2d", x.max_pool2d(2)),
+        ("max_pool2d", image.max_pool2d(0)),
+        ("avg_pool2d", image.avg_pool2d(4)),
+        ("conv2d", x.conv2d(&x, 0, 1, 1, 1)),
+        ("linear", x.linear(&x.reshape(&[4, 3])?, None)),
+        ("linear", x.linear(&x, Some(&x))),
+        ("layer_norm", x.layer_norm(&x, None, 0.0)),
+    ] {
+        let error = result.expect_err(name);
+        assert!(
+            matches!(&error, Error::Fp8(Operand::Shape { op, .. }) if *op == name),
+            "{name}: {error:?}"
+        );
+    }
+    for p in [-0.5, f64::NAN] {
+        let error = x.dropout(p, 0).expect_err("no probability");
+        let is_named = matches!(error, Error::Fp8(Operand::Probability { .. }));
+        assert!(is_named, "{p}: {error:?}");
+    }
     let ids = Tensor::new(&[7u32], &Device::Cpu)?;
     assert!(x.embedding(&ids).is_err());
+    assert_eq!(x.embedding(&ids.zeros_like()?)?.dims(), [1, 4]);
+    let classes = Tensor::new(&[0u32, 1, 4], &Device::Cpu)?;
+    let error = x.cross_entropy(&classes).expect_err("no class 4");
     assert!(
-        x.cross_entropy(&Tensor::new(&[0u32, 1, 4], &Device::Cpu)?)
-            .is_err()
+        matches!(
+            error,
+            Error::Fp8(Operand::Target {
+                target: 4,
+                position: 2,
+                ..
+            })
+        ),
+        "{error:?}"
     );
+    Ok(())
+}
+
+/// NaN is the largest value of a window, wherever it is.
+#[test]
+fn pooling_keeps_nan() -> Result<()> {
+    for place in 0..4 {
+        let mut window = [1f32, 3.0, 0.0, 2.0];
+        window[place] = f32::NAN;
+        let window = Tensor::from_slice(&window, (1, 1, 2, 2), &candle_core::Device::Cpu)?;
+        let largest = Scaled::from_parts(&window, 2.0)?.max_pool2d(2)?;
+        assert!(values(&largest)?[0].is_nan(), "{place}");
+    }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Scaled arithmetic.
 
+mod changed;
 mod channels;
 mod compound;
 mod equivariance;

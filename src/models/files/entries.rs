@@ -2,6 +2,7 @@
 
 use crate::models::error::{Error, Result};
 use crate::read::{MAX_CONFIG, read_text_if_present};
+use fp8_files::python_json;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
         return Ok(None);
     };
-    let json = serde_json::from_str(&text).map_err(|error| crate::FilesError::Json {
+    let json = python_json::parse(&text).map_err(|error| crate::FilesError::Json {
         path: path.to_path_buf(),
         what: "the JSON",
         reason: error.to_string(),
@@ -42,6 +43,11 @@ impl<'a> Entries<'a> {
         self.value.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether there is no such entry; one that is null is there.
+    pub(crate) fn is_absent(&self, key: &str) -> bool {
+        self.value.get(key).is_none()
+    }
+
     pub(crate) fn object(&self, key: &str) -> Option<Entries<'a>> {
         self.get(key).map(|value| Entries {
             path: self.path.clone(),
@@ -51,7 +57,7 @@ impl<'a> Entries<'a> {
     }
 
     pub(crate) fn error(&self, key: &str, expected: impl Into<String>) -> Error {
-        let value = self.get(key).map(Value::to_string);
+        let value = self.get(key).map(python_json::to_text);
         Error::Config {
             path: self.path.clone(),
             key: format!("{}{key}", self.prefix),

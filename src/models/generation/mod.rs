@@ -5,6 +5,7 @@ mod row;
 mod sampling;
 mod text;
 mod tokens;
+mod unused;
 
 pub use options::GenerationOptions;
 pub(crate) use row::{Ends, Row, check_prompt, checked};

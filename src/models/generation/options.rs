@@ -1,5 +1,6 @@
 //! How tokens are chosen, and when to stop.
 
+use super::unused;
 use crate::models::error::{Error, TextError};
 use crate::models::files::{Entries, read_json};
 use crate::models::text::Tokenizer;
@@ -27,7 +28,8 @@ pub struct GenerationOptions {
     pub temperature: f64,
     /// Draws only from this many of the likeliest tokens.
     pub top_k: Option<usize>,
-    /// Draws only from the likeliest tokens whose probabilities add up to this.
+    /// Draws only from the likeliest tokens whose probabilities add up to this; together with `top_k`, the probabilities among those that it
+    /// leaves.
     pub top_p: Option<f64>,
     /// Divides positive logits of earlier tokens and multiplies negative ones; 1 has no effect.
     pub repetition_penalty: f32,
@@ -43,7 +45,7 @@ pub struct GenerationOptions {
     /// A text ends before the first of these. It applies where there is text: in [`generate_text`](crate::models::generate_text) and in a
     /// [`Server`](crate::serving::Server) with a tokenizer.
     pub stop_strings: Vec<String>,
-    /// Capacity of the cache in tokens per row; `None`: as many as prompt and new tokens need. A [`Server`](crate::serving::Server) always
+    /// Capacity of the cache in tokens per row; `None`: as many as prompt and new tokens need, up to the model's positions. A [`Server`](crate::serving::Server) always
     /// takes as many.
     pub cache_capacity: Option<usize>,
 }
@@ -95,6 +97,12 @@ impl GenerationOptions {
         }
     }
 
+    /// Whether tokens are drawn at random. At a temperature of 0, or so near to it that logits would overflow, the likeliest token is taken, and
+    /// top-k, top-p and the seed have no effect.
+    pub fn draws(&self) -> bool {
+        self.temperature >= 1e-7
+    }
+
     /// Sets the penalty for earlier tokens, and how many of the last tokens count (`None`: all).
     pub fn with_repetition_penalty(mut self, penalty: f32, window: Option<usize>) -> Self {
         self.repetition_penalty = penalty;
@@ -124,7 +132,8 @@ impl GenerationOptions {
     }
 
     /// Reads the options from the content of a `generation_config.json`; `path` is for messages. Missing and null entries leave the
-    /// default; temperature, top-k and top-p apply only if `do_sample` is true, as in transformers.
+    /// default; temperature, top-k and top-p apply only if `do_sample` is true, as in transformers. A warning names entries that would change
+    /// tokens in transformers and have no effect here, such as `min_p`, `no_repeat_ngram_size` and `suppress_tokens`, once for each path.
     ///
     /// # Errors
     /// [`Error::Config`] for an entry of the wrong type, [`TextError::Option`] for an invalid value.
@@ -149,13 +158,15 @@ impl GenerationOptions {
             stop_strings: stop_strings.unwrap_or_default(),
             ..own
         };
-        if entries.flag("do_sample", false)? {
+        let draws = entries.flag("do_sample", false)?;
+        if draws {
             options.temperature = number("temperature")?.unwrap_or(1.0);
             // transformers writes 0 for "all of them".
             options.top_k = entries.count("top_k")?.filter(|&k| k > 0);
             options.top_p = number("top_p")?.filter(|&p| p < 1.0);
         }
         options.check()?;
+        unused::warn(json, draws, path);
         Ok(options)
     }
 

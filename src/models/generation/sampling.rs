@@ -10,6 +10,8 @@ use candle_transformers::utils::apply_repeat_penalty;
 pub(super) struct Sampler {
     /// None: always the likeliest token.
     draws: Option<LogitsProcessor>,
+    /// Only so many of the likeliest tokens exist for `draws`, which itself knows of no top-k then.
+    among: Option<usize>,
     penalty: f32,
     window: Option<usize>,
 }
@@ -18,18 +20,18 @@ impl Sampler {
     /// A sampler for row `row` of a batch; `options` must have passed their check.
     pub(super) fn new(options: &GenerationOptions, row: usize) -> Self {
         let temperature = options.temperature;
-        // As in candle: dividing by nearly 0 would overflow f32.
-        let draws = (temperature >= 1e-7).then(|| {
+        let draws = options.draws().then(|| {
             let sampling = match (options.top_k, options.top_p) {
                 (None, None) => Sampling::All { temperature },
                 (Some(k), None) => Sampling::TopK { k, temperature },
-                (None, Some(p)) => Sampling::TopP { p, temperature },
-                (Some(k), Some(p)) => Sampling::TopKThenTopP { k, p, temperature },
+                (_, Some(p)) => Sampling::TopP { p, temperature },
             };
             LogitsProcessor::from_sampling(options.seed.wrapping_add(row as u64), sampling)
         });
         Self {
             draws,
+            // As in transformers, top-p is a share of the tokens that top-k has left; candle's own combination takes it of all tokens.
+            among: options.top_k.filter(|_| options.top_p.is_some()),
             penalty: options.repetition_penalty,
             window: options.repetition_window,
         }
@@ -60,7 +62,13 @@ impl Sampler {
             logits = apply_repeat_penalty(&logits, self.penalty, context)?;
         }
         match &mut self.draws {
-            Some(draws) => Ok(draws.sample(&logits)?),
+            Some(draws) => {
+                if let Some(k) = self.among.filter(|&k| k < count) {
+                    let largest = only_largest(logits.to_vec1()?, k);
+                    logits = Tensor::from_vec(largest, count, &Device::Cpu)?;
+                }
+                Ok(draws.sample(&logits)?)
+            }
             None => Ok(likeliest(&logits.to_vec1()?)),
         }
     }
@@ -75,6 +83,19 @@ fn likeliest(logits: &[f32]) -> u32 {
         }
     }
     best as u32
+}
+
+/// The `k` largest logits, of equal ones the first; all others become minus infinity. There are more than `k`.
+fn only_largest(mut logits: Vec<f32>, k: usize) -> Vec<f32> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.select_nth_unstable_by(k, |&a, &b| {
+        let by_size = logits[b].total_cmp(&logits[a]);
+        by_size.then(a.cmp(&b))
+    });
+    for &token in &order[k..] {
+        logits[token] = f32::NEG_INFINITY;
+    }
+    logits
 }
 
 #[cfg(test)]
@@ -143,9 +164,21 @@ mod tests {
             &counts(&cold, &logits)?,
             &[1.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0, 16.0 / 30.0],
         );
+        // Of the two that top-k leaves, the likeliest has more than half: top-p is a share of these, not of all.
+        let both = sampled.clone().with_top_k(Some(2)).with_top_p(Some(0.5));
+        near(&counts(&both, &logits)?, &[0.0, 0.0, 0.0, 1.0]);
+        let wide = sampled.clone().with_top_k(Some(3)).with_top_p(Some(0.7));
+        near(&counts(&wide, &logits)?, &[0.0, 0.0, 3.0 / 7.0, 4.0 / 7.0]);
         let one = sampled.with_top_k(Some(1));
         near(&counts(&one, &logits)?, &[0.0, 0.0, 0.0, 1.0]);
         Ok(())
+    }
+
+    #[test]
+    fn of_equal_logits_the_first_are_kept() {
+        let infinite = f32::NEG_INFINITY;
+        let kept = only_largest(vec![1.0, 2.0, 1.0, 2.0, 1.0], 3);
+        assert_eq!(kept, [1.0, 2.0, infinite, 2.0, infinite]);
     }
 
     #[test]

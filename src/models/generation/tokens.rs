@@ -28,7 +28,7 @@ pub enum Stop {
 /// A row that has ended gets no further tokens; its batch runs until all rows have ended.
 ///
 /// A row ends after `max_new_tokens`, with a stop token (the model's own [`CausalLm::eos_tokens`] where the options name none), or at the model's
-/// [`CausalLm::max_positions`]. The cache takes memory as it fills.
+/// [`CausalLm::max_positions`]. The cache takes memory as it fills, and needs no room for tokens beyond these positions.
 ///
 /// `on_token` is called with each new token as soon as it is chosen. If it returns `Break`, the row of the token or all rows end with
 /// [`FinishReason::Stopped`] and keep the tokens they have.
@@ -99,10 +99,14 @@ fn run(
     options: &GenerationOptions,
     on_token: &mut dyn FnMut(Token) -> ControlFlow<Stop>,
 ) -> Result<bool> {
-    let longest = rows.iter().map(|row| row.start).max().unwrap_or(0);
-    let capacity = options
-        .cache_capacity
-        .unwrap_or(longest + options.max_new_tokens);
+    let starts = || rows.iter().map(|row| row.start);
+    let (shortest, longest) = (starts().min().unwrap_or(0), starts().max().unwrap_or(0));
+    // The row that goes on for longest. All others are fed for as long.
+    let positions = model.max_positions().unwrap_or(usize::MAX);
+    let new = options
+        .max_new_tokens
+        .min(positions.saturating_sub(shortest));
+    let capacity = options.cache_capacity.unwrap_or(longest + new);
     let mut cache = model.new_cache(rows.len(), capacity)?;
     let mut logits = read_prompts(model, rows, longest, &mut cache)?;
     loop {

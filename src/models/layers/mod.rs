@@ -7,6 +7,7 @@ mod masked;
 mod pool;
 mod projection;
 mod rope;
+mod rope_entries;
 mod token_ids;
 
 pub(crate) use file_has::file_has;
@@ -18,4 +19,5 @@ pub(crate) use masked::masked_attention;
 pub(crate) use pool::in_pool;
 pub(crate) use projection::{Change, DropoutSeed, Projection, Tap};
 pub use rope::{RopeConfig, RopeScaling};
+pub(crate) use rope_entries::{RopeDefaults, rope_object};
 pub(crate) use token_ids::token_rows;

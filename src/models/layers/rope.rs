@@ -1,7 +1,6 @@
 //! Angles of rotary position embeddings, with the scalings that Llama-like models use.
 
 use crate::models::error::Result;
-use crate::models::files::Entries;
 use candle_core::{DType, Device, Tensor};
 use std::f64::consts::PI;
 
@@ -94,33 +93,6 @@ impl RopeConfig {
     /// The same with another scaling.
     pub fn with_scaling(self, scaling: RopeScaling) -> Self {
         Self { scaling, ..self }
-    }
-
-    /// Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-    pub(crate) fn parse(config: &Entries<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
-        let context = config.size("max_position_embeddings", 2048)?;
-        let parameters = config.object("rope_parameters");
-        let found = parameters.or(config.object("rope_scaling"));
-        let mut theta = config.positive("rope_theta", default_theta)?;
-        let mut partial = config.positive("partial_rotary_factor", 1.)?;
-        if let Some(rope) = &found {
-            theta = rope.positive("rope_theta", theta)?;
-            partial = rope.positive("partial_rotary_factor", partial)?;
-        }
-        let dim = (head_dim as f64 * partial) as usize;
-        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
-            let expected = format!("an even part of the {head_dim} features of a head");
-            return Err(config.error("partial_rotary_factor", expected));
-        }
-        let scaling = match &found {
-            None => RopeScaling::None,
-            Some(rope) => scaling(config, rope, dim, context)?,
-        };
-        Ok(Self {
-            theta,
-            dim,
-            scaling,
-        })
     }
 
     /// Frequencies in radians per token, and the factor on cosines and sines, for a sequence of `total` tokens.
@@ -221,89 +193,4 @@ impl RopeConfig {
         let table = |values| Tensor::from_vec(values, shape, device)?.to_dtype(dtype);
         Ok((table(cos)?, table(sin)?))
     }
-}
-
-fn scaling(
-    config: &Entries<'_>,
-    rope: &Entries<'_>,
-    dim: usize,
-    context: usize,
-) -> Result<RopeScaling> {
-    const KINDS: &str = "default, linear, dynamic, llama3, yarn or longrope";
-    let key = match rope.get("rope_type") {
-        Some(_) => "rope_type",
-        None => "type",
-    };
-    let original = || -> Result<usize> {
-        let outside = config.size("original_max_position_embeddings", context)?;
-        rope.size("original_max_position_embeddings", outside)
-    };
-    Ok(match rope.text(key, "default")? {
-        "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear {
-            factor: rope.positive("factor", None)?,
-        },
-        "dynamic" => RopeScaling::Dynamic {
-            factor: rope.positive("factor", None)?,
-            original: context,
-        },
-        "llama3" => {
-            let (low, high) = (
-                rope.positive("low_freq_factor", None)?,
-                rope.positive("high_freq_factor", None)?,
-            );
-            if high <= low {
-                return Err(rope.error("high_freq_factor", format!("more than {low}")));
-            }
-            RopeScaling::Llama3 {
-                factor: rope.positive("factor", None)?,
-                low,
-                high,
-                original: original()?,
-            }
-        }
-        "yarn" => {
-            let factor = rope.positive("factor", None)?;
-            let temperature = |mscale: f64| match factor > 1. {
-                true => 0.1 * mscale * factor.ln() + 1.,
-                false => 1.,
-            };
-            let inferred = match (rope.get("mscale"), rope.get("mscale_all_dim")) {
-                (Some(_), Some(_)) => {
-                    temperature(rope.positive("mscale", None)?)
-                        / temperature(rope.positive("mscale_all_dim", None)?)
-                }
-                _ => temperature(1.),
-            };
-            RopeScaling::Yarn {
-                factor,
-                original: original()?,
-                beta_fast: rope.positive("beta_fast", 32.)?,
-                beta_slow: rope.positive("beta_slow", 1.)?,
-                attention_factor: rope.positive("attention_factor", inferred)?,
-                truncate: rope.flag("truncate", true)?,
-            }
-        }
-        "longrope" | "su" => {
-            let original = original()?;
-            let factors = |key: &str| -> Result<Vec<f64>> {
-                let factors = rope.numbers(key)?;
-                factors
-                    .filter(|factors| factors.len() == dim / 2)
-                    .ok_or_else(|| rope.error(key, format!("{} positive numbers", dim / 2)))
-            };
-            let factor = rope.positive("factor", context as f64 / original as f64)?;
-            let inferred = match factor > 1. {
-                true => (1. + factor.ln() / (original as f64).ln()).sqrt(),
-                false => 1.,
-            };
-            RopeScaling::LongRope {
-                short: factors("short_factor")?,
-                long: factors("long_factor")?,
-                original,
-                attention_factor: rope.positive("attention_factor", inferred)?,
-            }
-        }
-        _ => return Err(rope.error(key, KINDS)),
-    })
 }

@@ -95,7 +95,7 @@ fn non_finite_values_under_delayed_scales_saturate_and_are_counted() -> Result<(
         let expected = Model::prepared(&weight, None);
         expected.step(&clean, &g, recipe())?;
         let expected = expected.step(&saturated, &g, recipe())?;
-        for ((gemm, ours), (_, expected)) in step.named().into_iter().zip(expected.named()) {
+        for (gemm, ours, expected) in step.beside(&expected) {
             assert_same(&format!("{value}: {gemm}"), ours, expected);
             assert!(
                 flat64(ours).iter().all(|y| y.is_finite()),

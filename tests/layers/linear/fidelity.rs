@@ -69,6 +69,7 @@ fn every_pair_of_dtypes() -> Result<()> {
                 let step =
                     Model::prepared(&weight, Some(&bias)).step(&x, &g, exact_config(name))?;
                 let expected = [x_dtype, x_dtype, w_dtype, w_dtype];
+                assert_eq!(step.named().len(), expected.len(), "{what}");
                 for ((name, ours), dtype) in step.named().into_iter().zip(expected) {
                     assert_eq!(ours.dtype(), dtype, "{what}: {name}");
                 }
@@ -79,6 +80,7 @@ fn every_pair_of_dtypes() -> Result<()> {
                 // Each operand is cast from its own dtype. A weight rounded to the dtype of x first would give other codes.
                 let sums = flat64(&g.to_dtype(DType::F64)?.sum(0)?);
                 let bounds = bias_bounds(&g)?;
+                assert_eq!(step.grad_bias().dims(), [n], "{what}");
                 for ((got, sum), bound) in
                     flat64(step.grad_bias()).into_iter().zip(sums).zip(bounds)
                 {
@@ -130,7 +132,7 @@ fn emulation_agrees_with_the_fast_path() -> Result<()> {
             let run = |emulate: bool| trainable(m, k, n, base.clone().with_emulate(emulate));
             let (fast, emulated) = (run(false)?, run(true)?);
             let mut differing = 0;
-            for ((gemm, fast), (_, emulated)) in fast.named().into_iter().zip(emulated.named()) {
+            for (gemm, fast, emulated) in fast.beside(&emulated) {
                 // Both paths are off by some standard deviations, each at most that of the largest sum.
                 let len = match gemm {
                     "y" => k,

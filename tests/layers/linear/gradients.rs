@@ -18,7 +18,7 @@ fn a_layer_with_disabled_casts_equals_the_plain_one() -> Result<()> {
             let step = model.step(&x, &g, Fp8LinearConfig::disabled())?;
             let plain = model.step(&x, &g, Autocast::disabled())?;
             assert_eq!(model.casts(), 0);
-            for ((gemm, ours), (_, plain)) in step.named().into_iter().zip(plain.named()) {
+            for (gemm, ours, plain) in step.beside(&plain) {
                 let what = format!("{dims:?} x {x_dtype:?} w {w_dtype:?}: {gemm}");
                 if gemm == "grad_bias" {
                     // We sum in f32, candle in the dtype and in another order, so both round differently.
@@ -110,7 +110,7 @@ fn backward_uses_the_recipe_of_the_forward() -> Result<()> {
             let guard = autocast.map(fp8_autocast).transpose()?;
             let step = model.backward(&x, y, &g)?;
             drop(guard);
-            for ((gemm, ours), (_, expected)) in step.named().into_iter().zip(expected.named()) {
+            for (gemm, ours, expected) in step.beside(&expected) {
                 assert_same(
                     &format!("{name}, backward under {other}: {gemm}"),
                     ours,
@@ -145,7 +145,7 @@ fn delayed_backward_uses_the_scales_of_its_own_step() -> Result<()> {
     guard.close()?;
     let step = model.backward(&x, y, &g)?;
     end_step()?;
-    for ((gemm, ours), (_, expected)) in step.named().into_iter().zip(expected.named()) {
+    for (gemm, ours, expected) in step.beside(&expected) {
         assert_same(gemm, ours, expected);
     }
     Ok(())

@@ -59,8 +59,7 @@ fn strided_x_and_grad_output() -> Result<()> {
             let g = normal(7, [&x.dims()[..x.rank() - 1], &[n]].concat());
             let run = |x: &Tensor| Model::prepared(&weight, None).step(x, &g, Recipe::from(name));
             let (strided, contiguous) = (run(x)?, run(&x.force_contiguous()?)?);
-            for ((gemm, ours), (_, expected)) in strided.named().into_iter().zip(contiguous.named())
-            {
+            for (gemm, ours, expected) in strided.beside(&contiguous) {
                 assert_same(&format!("{name} {view}: {gemm}"), ours, expected);
             }
         }

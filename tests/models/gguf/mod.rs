@@ -1,5 +1,6 @@
 //! GGUF files: a small one made here, broken ones, and a real one.
 
+mod metadata;
 mod refused;
 mod unwritten;
 mod written;

@@ -304,6 +304,7 @@ fn blocks_are_llama_cpps() -> Outcome {
     let content = Content::read(&mut file)?;
     let stored = content.tensor(&mut file, "token_embd.weight", &Device::Cpu)?;
     let expected = golden["blocks"].to_vec2::<u8>()?;
+    assert_eq!(stored.data()?.len(), 34 * expected.len());
     for (i, (block, expected)) in stored.data()?.chunks(34).zip(&expected).enumerate() {
         assert_eq!(block, expected, "block {i}");
     }

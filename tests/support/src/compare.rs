@@ -65,11 +65,21 @@ pub fn assert_within(
     }
 }
 
-/// The largest difference of two elements.
+/// The largest difference of two elements: NaN, which is within no bound, if one of them is.
+#[track_caller]
 pub fn apart(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.dims(), b.dims());
     let pairs = flat64(a).into_iter().zip(flat64(b));
-    pairs.fold(0., |max, (a, b)| max.max((a - b).abs()))
+    largest_of(pairs.map(|(a, b)| (a - b).abs()))
+}
+
+/// The largest of these: NaN if one of them is, where `f64::max` would pass over it. 0 of none.
+pub fn largest_of(values: impl IntoIterator<Item = f64>) -> f64 {
+    let larger = |max: f64, x: f64| match max.is_nan() || x <= max {
+        true => max,
+        false => x,
+    };
+    values.into_iter().fold(0., larger)
 }
 
 /// Signal to quantization noise in dB.

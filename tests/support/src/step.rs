@@ -80,6 +80,16 @@ impl Step {
         .collect()
     }
 
+    /// [`Step::named`] of two steps, which must have the same gradients.
+    #[track_caller]
+    pub fn beside<'a>(&'a self, other: &'a Self) -> Vec<(&'static str, &'a Tensor, &'a Tensor)> {
+        let (own, others) = (self.named(), other.named());
+        let names = |all: &[(&'static str, &Tensor)]| all.iter().map(|x| x.0).collect::<Vec<_>>();
+        assert_eq!(names(&own), names(&others), "gradients");
+        let pairs = own.into_iter().zip(others);
+        pairs.map(|((name, a), (_, b))| (name, a, b)).collect()
+    }
+
     /// The gradient of the input, which must be there.
     pub fn grad_x(&self) -> &Tensor {
         self.grad_x.as_ref().expect("x has a gradient")

@@ -52,7 +52,7 @@ pub enum GemmCodes<'a> {
     RowMajor(&'a Tensor),
     /// U8, `[cols, rows]`, contiguous; only on devices whose [`crate::device::Backend::orientation`] requests it.
     Transposed(&'a Tensor),
-    /// U8, from [`crate::device::Backend::pack`] of this device; for operand B only.
+    /// U8, from [`crate::device::Backend::pack`] of this device for the operand's format; for operand B only.
     Packed(&'a Tensor),
 }
 

@@ -10,7 +10,8 @@ use fp8_core::Granularity;
 pub enum ScalePolicy {
     /// torchao: `MAX / max(amax, 1e-12)`; Inf gives 0, NaN gives NaN.
     Dynamic,
-    /// Serving engines: the reciprocal of `max(amax, 1e-12) / MAX`, both rounded; Inf gives 0, NaN gives NaN.
+    /// Serving engines: the dequant_scale is made first, `max(amax, 1e-12) / MAX`, and values are divided by it. The quant_scale is its
+    /// reciprocal; Inf gives 0, NaN gives NaN.
     Inference,
     /// Microscaling, torchao's default RCEIL: the reciprocal of the least power of two not below `amax / MAX`.
     Mx,
@@ -40,6 +41,13 @@ pub struct CurrentScale {
     pub power_of_two: bool,
 }
 
+impl CurrentScale {
+    /// Whether values are divided by the dequant_scale. A power of two rounds nothing, so then they are multiplied by its reciprocal.
+    pub fn divides(self) -> bool {
+        self.policy == ScalePolicy::Inference && !self.power_of_two
+    }
+}
+
 /// A cast with current scales.
 #[derive(Debug, Clone)]
 pub struct CurrentCast {
@@ -47,7 +55,7 @@ pub struct CurrentCast {
     pub codes: Codes,
     /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
     pub quant_scale: Tensor,
-    /// Its reciprocal.
+    /// The factors after decoding. One is the rounded reciprocal of the other; the policy says which is made first.
     pub dequant_scale: Tensor,
     /// f32 `[scale_rows, scale_cols]`.
     pub amax: Tensor,

@@ -316,6 +316,14 @@ pub enum Error {
         /// The rejected number.
         got: f64,
     },
+    /// Dropout was asked of an operation for inference.
+    #[error("{op}: dropout with probability {got}, expected none: the operation is for inference")]
+    Dropout {
+        /// Operation.
+        op: &'static str,
+        /// The probability.
+        got: f64,
+    },
     /// A parameter was changed between a forward pass and the backward pass, which reads it again.
     #[error(
         "`{op}`: its {what} of shape {shape:?} ({dtype:?}) has changed since the forward pass, but the backward pass needs the values \

@@ -3,6 +3,9 @@
 //! The number of threads is that of the caller's rayon pool, or else of the global one (`RAYON_NUM_THREADS`). The threads are
 //! the caller and helpers of this crate, which stay awake for a moment after each loop: rayon's workers sleep at once, and
 //! wake up too late for loops of some 100 us. A loop within a loop runs on its thread alone.
+//!
+//! Called on a worker of a rayon pool, tasks must not use rayon, as candle's products, sorts and more do: a helper is no worker, so it
+//! waits for one, and each of them may be waiting for a helper.
 
 pub use crate::base::simd::simd as vectorized;
 
@@ -14,7 +17,8 @@ pub(crate) mod tasks;
 use crate::base::sync::lock;
 use std::sync::{Mutex, PoisonError};
 
-/// Calls `task` with every item, in no order, on as many threads as the caller's rayon pool has.
+/// Calls `task` with every item, in no order, on as many threads as the caller's rayon pool has. If the caller is a worker of it, a task
+/// that uses rayon, as candle's products do, may wait forever: see the [module](self).
 ///
 /// # Panics
 /// If a task does.
@@ -33,7 +37,7 @@ pub fn for_each<I: Send>(items: impl IntoIterator<Item = I>, task: impl Fn(I) + 
     map(items, task);
 }
 
-/// The results of `task` for all items, in the order of the items.
+/// The results of `task` for all items, in the order of the items. As in [`for_each`], tasks must not use rayon on a worker of it.
 ///
 /// # Panics
 /// If a task does.

@@ -184,6 +184,8 @@ impl Pool {
         lock(&self.state)
             .loops
             .retain(|other| !Arc::ptr_eq(other, this));
+        // A worker of rayon must not run other tasks of its pool meanwhile (`rayon::yield_now`): they would see what the caller has in
+        // thread-locals, such as guards, and could want locks that it holds.
         let empty = || this.inside.load(Ordering::SeqCst) == 0;
         if !look(CALLER_EAGER, PATIENT, empty) {
             this.caller_sleeps.store(true, Ordering::SeqCst);

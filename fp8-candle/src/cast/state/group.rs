@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 /// used the table, and carry a number made from the names of the rows, the number of the step and the kind of amaxes, with its
 /// complement: the maximum leaves both unchanged only if all ranks have sent the same. It is called
 /// - when an outermost training guard closes, for every model that this thread has trained with a group (calibrating guards: for the
-///   models used in them),
+///   models used in them; a guard that is dropped does not call it for several ranks),
 /// - for gradients, when the thread next trains any model, or at `end_step`.
 ///
 /// So a rank may leave out layers, and whole models that it has used before; but all ranks have to abort the same steps, and a model's

@@ -23,6 +23,8 @@ pub struct StepMark {
     pub(super) backward: AtomicBool,
     /// A cast on the CPU has seen Inf or NaN.
     pub(super) bad: AtomicBool,
+    /// A change of one of the model's parameters was announced.
+    pub(super) changed: AtomicBool,
     /// The counts of the table when the next step began.
     pub(super) ended: OnceLock<Tensor>,
 }

@@ -33,7 +33,7 @@ pub use group::{ReductionGroup, SingleProcess};
 #[cfg(feature = "cuda")]
 pub(crate) use lasting::Lasting;
 pub use mark::StepMark;
-pub use non_finite::{NonFinite, NonFiniteCounts};
+pub use non_finite::{Judged, NonFinite, NonFiniteCounts};
 pub use role::Role;
 pub use saved::SavedRow;
 pub(crate) use slot::Scales;

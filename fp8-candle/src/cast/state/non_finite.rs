@@ -2,9 +2,10 @@
 
 use super::mark::StepMark;
 use super::table::StateTable;
+use super::window::padded;
 use crate::base::error::Result;
 use candle_core::{DType, Tensor};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A tensor role in which casts saw Inf or NaN.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +31,37 @@ enum After {
     EndOf(Arc<StepMark>),
 }
 
+/// What a reader has known of a table's counts at some moment of a training step.
+#[derive(Debug, Clone)]
+pub struct Judged {
+    table: Weak<StateTable>,
+    step: Weak<StepMark>,
+    counts: Tensor,
+}
+
 impl NonFiniteCounts {
+    /// What casts of the latest training step of `table` have seen that a reader who has `judged` the counts before does not know yet, and
+    /// what it knows then. So Inf and NaN of one step count once for each reader, however many steps without this model follow.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn since(table: Arc<StateTable>, judged: &[Judged]) -> Result<(Self, Judged)> {
+        let (own, step) = (Arc::downgrade(&table), Arc::downgrade(&table.mark()));
+        let (began, now) = table.seen_in_step()?;
+        let mut all = judged.iter();
+        let known = all.find(|known| known.table.ptr_eq(&own) && known.step.ptr_eq(&step));
+        let before = match known {
+            Some(known) => padded(&known.counts, now.elem_count())?,
+            None => began,
+        };
+        let known = Judged {
+            table: own,
+            step,
+            counts: now.clone(),
+        };
+        Ok((Self::between(table, before, now), known))
+    }
+
     /// The counts of `table`, U32 `[rows]`, at two moments.
     pub fn between(table: Arc<StateTable>, before: Tensor, after: Tensor) -> Self {
         let after = After::Known(after);

@@ -188,6 +188,13 @@ impl StepCells {
         self.casts.load(Ordering::Relaxed)
     }
 
+    /// Whether tensors were cast in this training step, and no change of the model's parameters was announced since it began: as far as is
+    /// known, the optimizer's step is yet to come.
+    pub fn awaits_optimizer(&self) -> bool {
+        let unchanged = |mark: &Arc<StepMark>| !mark.changed.load(Ordering::Relaxed);
+        self.casts() > 0 && self.mark.as_ref().is_some_and(unchanged)
+    }
+
     pub(crate) fn note_changed_weight(&self) {
         self.changed_weights.store(true, Ordering::Relaxed);
     }

@@ -8,9 +8,6 @@ use candle_core::Tensor;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The most steps to remember that still wait for a backward pass.
-const PENDING: usize = 64;
-
 /// A clock for the events of all tables.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 
@@ -31,9 +28,7 @@ impl StateTable {
                 Some(began) => counts.sub(&padded(began, counts.elem_count())?)?,
                 None => counts.clone(),
             };
-            if window.pending.len() == PENDING {
-                window.pending.remove(0);
-            }
+            // Until nobody holds its mark: a backward pass may come as long as its graph lives, after however many others.
             window.pending.push((seen, before.clone()));
         }
         // A GPU has not told the host what the step has seen.
@@ -134,6 +129,14 @@ impl StateTable {
         };
     }
 
+    /// Notes in the latest step that a change of one of the model's parameters was announced.
+    pub(crate) fn note_change(&self) {
+        self.lock_window()
+            .mark
+            .changed
+            .store(true, Ordering::Relaxed);
+    }
+
     pub(super) fn mark(&self) -> Arc<StepMark> {
         self.lock_window().mark.clone()
     }
@@ -182,7 +185,7 @@ impl StateTable {
 }
 
 /// The counts with zeros for rows that were added since.
-fn padded(counts: &Tensor, rows: usize) -> Result<Tensor> {
+pub(super) fn padded(counts: &Tensor, rows: usize) -> Result<Tensor> {
     let have = counts.elem_count();
     Ok(match have < rows {
         true => counts.pad_with_zeros(0, 0, rows - have)?,

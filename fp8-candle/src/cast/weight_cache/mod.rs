@@ -2,18 +2,19 @@
 
 mod entries;
 
+use crate::base::data::matrix_dims;
 use crate::base::error::Result;
 use crate::base::sync::lock;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::spec::ScaleSource;
-use crate::cast::state::{Slot, is_non_finite};
+use crate::cast::state::{Slot, StepCells, is_non_finite};
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
 use crate::device::{backend, is_recorded};
 use candle_core::Tensor;
 use entries::{Bad, Cached, Entry, Kept, Recorded, Request, Step};
-use fp8_core::Contraction;
+use fp8_core::{Contraction, ScaleGrid};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How many casts of one weight are kept at the same time. The least recently used one is dropped first.
@@ -82,6 +83,16 @@ impl WeightCache {
             // These codes are replaced.
             false => slot.tensors()?.quant_scale,
         }))
+    }
+
+    /// Whether `weight` has other values than those that `step`, the last one to train with it, has cast. False where that cannot be
+    /// noticed.
+    pub fn has_changed_since(&self, weight: &Tensor, step: &Arc<StepCells>) -> Result<bool> {
+        let Some(now) = self.see(weight)? else {
+            return Ok(false);
+        };
+        let cached = self.lock();
+        Ok(cached.step.ptr_eq(&Arc::downgrade(step)) && cached.seen.as_ref() != Some(&now))
     }
 
     /// Drops the codes. Until `weight` changes, its delayed casts use `quant_scale` (f32 `[1]`) and record no amax.
@@ -218,6 +229,12 @@ impl WeightCache {
             // Counts as made in an earlier step, with a real scale.
             Step::MakeKept(_) => ((u64::MAX, request.now.1), Some(None)),
         };
+        let is_kept = matches!(step, Step::MakeKept(_));
+        let amax = match is_kept && matrix.device().is_cpu() {
+            // Its cast measures nothing: the amax is in the history already.
+            true => Some(amax_of(matrix)?),
+            false => made.amax.clone(),
+        };
         let mut cached = self.lock();
         if cached.seen.as_ref() != Some(seen) {
             // In the meantime another thread has seen other values.
@@ -228,14 +245,16 @@ impl WeightCache {
             cached.recorded = Some(Recorded { step, epoch });
         }
         // A GPU does not tell the host; it makes the codes again in each step.
-        if let Some(amax) = &made.amax
+        if let Some(amax) = amax
             && amax.device().is_cpu()
-            && is_non_finite(amax)?
+            && is_non_finite(&amax)?
         {
+            // A cast with a kept scale has told no step.
             let recorder = quantizer.observers.training_recorder();
-            let told = recorder.map(|recorder| Arc::downgrade(&recorder.step));
+            let told = recorder.filter(|_| !is_kept);
+            let told = told.map(|recorder| Arc::downgrade(&recorder.step));
             cached.bad = Some(Bad {
-                amax: amax.clone(),
+                amax,
                 told: told.unwrap_or_default(),
             });
         }
@@ -251,7 +270,7 @@ impl WeightCache {
             source: quantizer.source.clone(),
             contraction,
             both,
-            trained: request.records() || matches!(step, Step::MakeKept(_)),
+            trained: request.records() || is_kept,
             version,
             settled,
             quant_scale: made.quant_scale,
@@ -260,15 +279,22 @@ impl WeightCache {
             packed: None,
         });
         drop(cached);
-        match step {
-            // Evaluation uses another scale.
-            Step::MakeKept(_) => {
+        match is_kept {
+            // Evaluation uses another scale, and a step in training is told of Inf and NaN.
+            true => {
                 let again = self.quantize_as(weight, matrix, quantizer, contraction, both)?;
                 Ok(again.0)
             }
-            _ => Ok(made.tensor),
+            false => Ok(made.tensor),
         }
     }
+}
+
+/// The amax `[1, 1]` of a matrix.
+fn amax_of(matrix: &Tensor) -> Result<Tensor> {
+    let (rows, cols) = matrix_dims(matrix.dims());
+    let grid = ScaleGrid::tensorwise(rows, cols);
+    backend(matrix.device())?.amax(&matrix.detach(), &grid)
 }
 
 /// The same cast, without recording an amax for later scales.

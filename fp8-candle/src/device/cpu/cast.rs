@@ -65,11 +65,11 @@ pub(super) fn amax<T: HighPrecision>(src: &[T], grid: &ScaleGrid) -> Vec<f32> {
     all
 }
 
-/// Codes of `src * quant_scale`; with `measure` also the amax of `src` from the same read.
+/// Codes of `src` with the scales that the cast takes; with `measure` also the amax of `src` from the same read.
 pub(super) fn encode<T: HighPrecision>(
     src: &[T],
     grid: &ScaleGrid,
-    quant_scales: &[f32],
+    scales: &[f32],
     cast: &Cast,
     measure: bool,
 ) -> (Vec<u8>, f32) {
@@ -77,10 +77,10 @@ pub(super) fn encode<T: HighPrecision>(
     let codes = mapped(src, grid.cols(), |start, src, codes| {
         let row = start / grid.cols();
         if measure {
-            let part = fp8_core::encode_rows_with_amax(cast, src, row, grid, quant_scales, codes);
+            let part = fp8_core::encode_rows_with_amax(cast, src, row, grid, scales, codes);
             amax.fetch_max(part.to_bits(), Ordering::Relaxed);
         } else {
-            fp8_core::encode_rows(cast, src, row, grid, quant_scales, codes);
+            fp8_core::encode_rows(cast, src, row, grid, scales, codes);
         }
     });
     (codes, f32::from_bits(amax.into_inner()))
@@ -118,7 +118,11 @@ pub(super) fn encode_current<T: HighPrecision>(
             all.map(|all| unsafe { all.part(first..first + grid.len()) });
         fp8_core::amax_rows(src, 0, &grid, amaxes);
         scale(amaxes, quant_scales, dequant_scales);
-        fp8_core::encode_rows(cast, src, 0, &grid, quant_scales, codes);
+        let taken: &[f32] = match cast.divides {
+            true => dequant_scales,
+            false => quant_scales,
+        };
+        fp8_core::encode_rows(cast, src, 0, &grid, taken, codes);
     });
     Encoded {
         codes,
@@ -166,7 +170,6 @@ mod tests {
     #[test]
     fn runs_of_blocks_are_cast_as_in_whole_passes() {
         let format = Format::E4M3;
-        let cast = Cast::new(format);
         let make = |amaxes: &[f32], scales: &mut [f32], inverse: &mut [f32]| {
             for ((scale, inverse), &amax) in scales.iter_mut().zip(inverse).zip(amaxes) {
                 *scale = dynamic_quant_scale(amax, format);
@@ -191,13 +194,16 @@ mod tests {
             let amaxes = amax(&x, &grid);
             let [mut scales, mut inverse] = [(); 2].map(|()| vec![0.; amaxes.len()]);
             make(&amaxes, &mut scales, &mut inverse);
-            let (codes, _) = encode(&x, &grid, &scales, &cast, false);
-            let ours = encode_current(&x, &grid, &cast, make);
-            assert_eq!(ours.codes, codes, "{rows}x{cols}");
-            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&ours.quant_scales), bits(&scales));
-            assert_eq!(bits(&ours.dequant_scales), bits(&inverse));
-            assert_eq!(bits(&ours.amaxes), bits(&amaxes));
+            for (divides, taken) in [(false, &scales), (true, &inverse)] {
+                let cast = Cast::new(format).with_division(divides);
+                let (codes, _) = encode(&x, &grid, taken, &cast, false);
+                let ours = encode_current(&x, &grid, &cast, make);
+                assert_eq!(ours.codes, codes, "{rows}x{cols} {divides}");
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&ours.quant_scales), bits(&scales));
+                assert_eq!(bits(&ours.dequant_scales), bits(&inverse));
+                assert_eq!(bits(&ours.amaxes), bits(&amaxes));
+            }
         }
     }
 }

@@ -28,10 +28,10 @@ pub(crate) struct CastRows {
     pub(crate) groups: Option<GroupCodes>,
 }
 
-/// Casts all rows of a matrix, which has one scale.
+/// Casts all rows of a matrix, which has one scale: a dequant_scale if the cast divides.
 pub(crate) fn encode_rows<T: HighPrecision + Plain>(
     grid: &ScaleGrid,
-    quant_scale: &Tensor,
+    scale: &Tensor,
     cast: &Cast,
     beside: Beside<'_, T>,
     made: &impl MadeRows<T>,
@@ -49,7 +49,7 @@ pub(crate) fn encode_rows<T: HighPrecision + Plain>(
     let mut group_codes = groups.as_ref().map(GroupCodes::room);
     let casting = groups.zip(group_codes.as_mut());
     let casting = casting.map(|(groups, room)| Casting::new(groups, room));
-    let (codes, parts) = with_scales("quantize", quant_scale, |scales| {
+    let (codes, parts) = with_scales("quantize", scale, |scales| {
         Ok(filled_in_pieces(
             0u8,
             len,

@@ -29,7 +29,7 @@ use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::matrix_dims;
-use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+use crate::base::data::scales::{CurrentCast, CurrentScale};
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use candle_core::{DType, Device, Storage, Tensor};
@@ -37,7 +37,7 @@ use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slic
 use float8::F8E4M3;
 use fp8_core::{Cast, Contraction, Format, Isa, Rounding, ScaleGrid};
 pub(crate) use gemm::multiplies_bf16;
-use scales::{quant_scales, reciprocals};
+use scales::{of_amaxes, reciprocals};
 
 /// FP8 on the host.
 pub(crate) struct CpuBackend;
@@ -51,21 +51,27 @@ impl Backend for CpuBackend {
         tensor(amax, (grid.scale_rows(), grid.scale_cols()))
     }
 
-    fn quant_scale(
+    fn scales(
         &self,
         amax: &Tensor,
         format: Format,
-        policy: ScalePolicy,
-        power_of_two: bool,
-    ) -> Result<Tensor> {
+        current: CurrentScale,
+    ) -> Result<(Tensor, Tensor)> {
         let _scope = enter(Kind::Cast);
-        map_f32("quant_scale", amax, |amaxes, scales| {
-            quant_scales(amaxes, format, policy, power_of_two, scales);
+        with_scales("scales", amax, |amaxes| {
+            let [mut quant, mut dequant] = [(); 2].map(|()| vec![0.; amaxes.len()]);
+            of_amaxes(amaxes, format, current, &mut quant, &mut dequant);
+            let shape = amax.shape();
+            Ok((tensor(quant, shape)?, tensor(dequant, shape)?))
         })
     }
 
     fn reciprocal(&self, scale: &Tensor) -> Result<Tensor> {
-        map_f32("reciprocal", scale, reciprocals)
+        with_scales("reciprocal", scale, |scales| {
+            let mut inverse = vec![0.; scales.len()];
+            reciprocals(scales, &mut inverse);
+            tensor(inverse, scale.shape())
+        })
     }
 
     /// Packing transposes, so no copy is needed besides the row-major one.
@@ -77,27 +83,25 @@ impl Backend for CpuBackend {
         &self,
         x: &Tensor,
         grid: &ScaleGrid,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<Codes> {
         let _scope = enter(Kind::Cast);
-        Ok(self
-            .encode(x, grid, quant_scale, cast, orientation, false)?
-            .0)
+        Ok(self.encode(x, grid, scale, cast, orientation, false)?.0)
     }
 
     fn quantize_with_amax(
         &self,
         x: &Tensor,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<(Codes, Tensor)> {
         let _scope = enter(Kind::Cast);
         let (rows, cols) = matrix_dims(x.dims());
         let grid = ScaleGrid::tensorwise(rows, cols);
-        let (codes, amax) = self.encode(x, &grid, quant_scale, cast, orientation, true)?;
+        let (codes, amax) = self.encode(x, &grid, scale, cast, orientation, true)?;
         Ok((codes, tensor(vec![amax], 1)?))
     }
 
@@ -110,27 +114,26 @@ impl Backend for CpuBackend {
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<CurrentCast> {
-        let CurrentScale {
-            policy,
-            power_of_two,
-        } = current;
         let is_random = matches!(cast.rounding, Rounding::Stochastic(_));
         let within_runs =
             grid.scale_rows() > 1 && grid.block_rows() * grid.cols() <= cast::LONGEST_RUN;
         if is_random || !within_runs || grid.cols() == 0 {
             let amax = self.amax(x, grid)?;
-            let quant_scale = self.quant_scale(&amax, cast.format, policy, power_of_two)?;
+            let (quant_scale, dequant_scale) = self.scales(&amax, cast.format, current)?;
+            let scale = match cast.divides {
+                true => &dequant_scale,
+                false => &quant_scale,
+            };
             return Ok(CurrentCast {
-                codes: self.quantize(x, grid, &quant_scale, cast, orientation)?,
-                dequant_scale: self.reciprocal(&quant_scale)?,
+                codes: self.quantize(x, grid, scale, cast, orientation)?,
                 quant_scale,
+                dequant_scale,
                 amax,
             });
         }
         let _scope = enter(Kind::Cast);
-        let scale = |amaxes: &[f32], scales: &mut [f32], inverse: &mut [f32]| {
-            quant_scales(amaxes, cast.format, policy, power_of_two, scales);
-            reciprocals(scales, inverse);
+        let scale = |amaxes: &[f32], quant_scales: &mut [f32], dequant_scales: &mut [f32]| {
+            of_amaxes(amaxes, cast.format, current, quant_scales, dequant_scales);
         };
         let made = for_dtype!("quantize", "the tensor", x.dtype(), T => {
             with_slices([x], |[x]: [&[T]; 1]| cast::encode_current(x, grid, cast, scale))
@@ -178,17 +181,17 @@ impl Backend for CpuBackend {
         gemm::gemm(Isa::best(), a, b, out)
     }
 
-    fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>> {
+    fn pack(&self, codes: &Tensor, format: Format) -> Result<Option<Tensor>> {
         let _scope = enter(Kind::Cast);
-        let Some(order) = gemm::packed_order(Isa::best()) else {
-            return Ok(None);
-        };
         let (n, k) = codes.dims2()?;
         let packed = with_codes("pack", codes, |codes| {
-            Ok(gemm::pack_codes(order, codes, n, k))
+            Ok(gemm::pack(Isa::best(), format, codes, n, k))
         })?;
-        let len = packed.len();
-        Ok(Some(tensor(packed, len)?))
+        let as_tensor = |packed: Vec<u8>| {
+            let len = packed.len();
+            tensor(packed, len)
+        };
+        packed.map(as_tensor).transpose()
     }
 
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
@@ -269,13 +272,13 @@ impl CpuBackend {
         &self,
         x: &Tensor,
         grid: &ScaleGrid,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
         measure: bool,
     ) -> Result<(Codes, f32)> {
         const OP: &str = "quantize";
-        let (codes, amax) = with_scales(OP, quant_scale, |scales| {
+        let (codes, amax) = with_scales(OP, scale, |scales| {
             for_dtype!(OP, "the tensor", x.dtype(), T => with_slices([x], |[x]: [&[T]; 1]| {
                 cast::encode(x, grid, scales, cast, measure)
             }))
@@ -294,12 +297,4 @@ impl CpuBackend {
             transposed,
         })
     }
-}
-
-fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(&[f32], &mut [f32])) -> Result<Tensor> {
-    with_scales(op, x, |values| {
-        let mut out = vec![0.; values.len()];
-        f(values, &mut out);
-        tensor(out, x.shape())
-    })
 }

@@ -1,18 +1,31 @@
 //! From amaxes to scales.
 
-use crate::base::data::scales::ScalePolicy;
+use crate::base::data::scales::{CurrentScale, ScalePolicy};
 use crate::base::simd::simd;
 use fp8_core::Format;
 
-/// The quant_scale of each amax.
-pub(super) fn quant_scales(
+/// The quant_scale and the dequant_scale of each amax.
+pub(super) fn of_amaxes(
     amaxes: &[f32],
     format: Format,
-    policy: ScalePolicy,
-    power_of_two: bool,
-    scales: &mut [f32],
+    current: CurrentScale,
+    quant_scales: &mut [f32],
+    dequant_scales: &mut [f32],
 ) {
-    match policy {
+    if current.divides() {
+        each(amaxes, dequant_scales, move |amax| {
+            fp8_core::inference_dequant_scale(amax, format)
+        });
+        reciprocals(dequant_scales, quant_scales);
+    } else {
+        multiplied(amaxes, format, current, quant_scales);
+        reciprocals(quant_scales, dequant_scales);
+    }
+}
+
+/// The quant_scale of each amax, where it is made first.
+fn multiplied(amaxes: &[f32], format: Format, current: CurrentScale, scales: &mut [f32]) {
+    match current.policy {
         ScalePolicy::Dynamic => each(amaxes, scales, move |amax| {
             fp8_core::dynamic_quant_scale(amax, format)
         }),
@@ -32,7 +45,7 @@ pub(super) fn quant_scales(
             fp8_core::current_quant_scale(amax, format, eps)
         }),
     }
-    if power_of_two {
+    if current.power_of_two {
         for scale in scales {
             *scale = fp8_core::floor_to_power_of_two(*scale);
         }

@@ -18,7 +18,10 @@ kernels! { CAST_KERNELS in CAST;
     CAST_TRANSPOSE = floats "fp8_cast_transpose"("ppppplli");
     CAST_BLOCKS = floats "fp8_cast_blocks"("ppppplliiii");
     CAST_COLUMNS = floats "fp8_cast_columns"("ppppplliii");
-    CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
+    CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiiilii");
+    DIVIDE_FLAT = floats "fp8_divide_flat"("ppppli");
+    DIVIDE_ROWS = floats "fp8_divide_rows"("pppppllififi");
+    DIVIDE_GROUPS = floats "fp8_divide_groups"("pppppliiififi");
 }
 
 /// Whether the hardware conversion computes `cast`, but for what is rare in it: the OCP formats, nearest-even, rounded once.
@@ -62,11 +65,12 @@ fn tile_cast(grid: &ScaleGrid, x_ptr: u64, scale_ptr: u64) -> Option<(FloatKerne
     }
 }
 
-/// Codes of `x * quant_scale`, and with `measure` also max |x|.
+/// Codes of `x` times `scale`, or divided by it, and with `measure` also max |x|. Training multiplies, so only its casts have kernels for
+/// every layout; those that divide by many scales, or are wanted transposed, take longer.
 pub(super) fn quantize(
     x: &Tensor,
     grid: &ScaleGrid,
-    quant_scale: &Tensor,
+    scale: &Tensor,
     cast: &Cast,
     orientation: Orientation,
     measure: bool,
@@ -86,11 +90,11 @@ pub(super) fn quantize(
         };
         return Ok((codes, amax));
     }
-    let quant_scale = quant_scale.contiguous()?;
+    let scale = scale.contiguous()?;
     let scales = Scales::of(grid);
     // Without a measurement any tensor will do; its address is not passed on.
-    let cell = amax.as_ref().unwrap_or(&quant_scale);
-    let inputs = [&x, &quant_scale, cell];
+    let cell = amax.as_ref().unwrap_or(&scale);
+    let inputs = [&x, &scale, cell];
     let codes = with_pointers(&gpu, inputs, |[x_ptr, scale_ptr, cell]| {
         let amax_ptr = Arg::Ptr(if measure { cell } else { 0 });
         let dtype = x.dtype();
@@ -98,7 +102,7 @@ pub(super) fn quantize(
         let plain = is_plain(cast);
         // One scale and no transposed copy: the values need not be seen as a matrix.
         let flat = scales == Scales::One && !orientation.transposed();
-        let tiled = (plain && !flat)
+        let tiled = (plain && !cast.divides && !flat)
             .then(|| tile_cast(grid, x_ptr, scale_ptr))
             .flatten();
         if let Some((kernels, of_scales)) = tiled {
@@ -134,15 +138,19 @@ pub(super) fn quantize(
         if plain && scales == Scales::One {
             let args = [from, by, to, amax_ptr, Arg::Len(n as u64), target(cast)];
             let shape = Shape::stride(n.div_ceil(16));
+            let kernels = match cast.divides {
+                true => DIVIDE_FLAT,
+                false => CAST_FLAT,
+            };
             // SAFETY: n values, n codes, one scale.
-            unsafe { launch(&gpu, CAST_FLAT.of(OP, dtype)?, shape, &args)? };
+            unsafe { launch(&gpu, kernels.of(OP, dtype)?, shape, &args)? };
         } else {
             let (rounding, key) = rounding_args(cast.rounding)?;
             let args = args![
                 a from, a by, a to, a amax_ptr, l n, l cols, l grid.block_rows(),
                 l grid.block_cols(), l grid.scale_cols(), i cast.format as u32, i rounding,
-                i cast.overflow == Overflow::Saturate, i cast.via_f16, l key.seed, i key.step,
-                i key.tensor,
+                i cast.overflow == Overflow::Saturate, i cast.via_f16, i cast.divides, l key.seed,
+                i key.step, i key.tensor,
             ];
             // SAFETY: n values, n codes, and as many scales as the grid has, which the caller has checked.
             unsafe {
@@ -183,7 +191,11 @@ fn rounding_args(rounding: Rounding) -> Result<(u32, fp8_core::StochasticKey)> {
 
 /// The cast that measures amaxes and makes codes from one read, and the arguments that describe its scales: groups of up to 128 neighbouring
 /// values that fill the rows, or whole rows. None for other scales.
-fn cast_in_one_pass(grid: &ScaleGrid, x_ptr: u64) -> Option<(FloatKernels, Shape, Vec<Arg>)> {
+fn cast_in_one_pass(
+    grid: &ScaleGrid,
+    x_ptr: u64,
+    divides: bool,
+) -> Option<(FloatKernels, Shape, Vec<Arg>)> {
     // Values of a thread, and groups that it takes.
     const VALUES: usize = 8;
     const AT_ONCE: usize = 2;
@@ -195,10 +207,12 @@ fn cast_in_one_pass(grid: &ScaleGrid, x_ptr: u64) -> Option<(FloatKernels, Shape
         let threads = groups.div_ceil(AT_ONCE) * lanes;
         let sizes = args![l groups, i width as u32, i lanes as u32];
         let shape = Shape::blocks(threads.div_ceil(256), 256);
-        return Some((CAST_GROUPS, shape, sizes.to_vec()));
+        let kernels = if divides { DIVIDE_GROUPS } else { CAST_GROUPS };
+        return Some((kernels, shape, sizes.to_vec()));
     }
     let shape = Shape::blocks(rows, row_threads(cols));
-    (Scales::of(grid) == Scales::PerRow).then(|| (CAST_ROWS, shape, args![l rows, l cols].to_vec()))
+    let kernels = if divides { DIVIDE_ROWS } else { CAST_ROWS };
+    (Scales::of(grid) == Scales::PerRow).then(|| (kernels, shape, args![l rows, l cols].to_vec()))
 }
 
 /// A cast with scales from its own amaxes: in one pass for rows and short groups of a row, otherwise in two.
@@ -215,7 +229,7 @@ pub(super) fn quantize_current(
         let gpu = Gpu::of(&x)?;
         let scale = || gpu.alloc(DType::F32, grid.len());
         let made = with_pointers(&gpu, [&x], |[x_ptr]| {
-            let Some((kernels, blocks, sizes)) = cast_in_one_pass(grid, x_ptr) else {
+            let Some((kernels, blocks, sizes)) = cast_in_one_pass(grid, x_ptr, cast.divides) else {
                 return Ok(None);
             };
             let codes = gpu.alloc(DType::U8, x.elem_count())?;
@@ -246,7 +260,11 @@ pub(super) fn quantize_current(
     }
     let amax = amax(x, grid)?;
     let (quant_scale, dequant_scale) = scales(&amax, cast.format, current)?;
-    let (codes, _) = quantize(x, grid, &quant_scale, cast, orientation, false)?;
+    let scale = match cast.divides {
+        true => &dequant_scale,
+        false => &quant_scale,
+    };
+    let (codes, _) = quantize(x, grid, scale, cast, orientation, false)?;
     Ok(CurrentCast {
         codes,
         quant_scale,

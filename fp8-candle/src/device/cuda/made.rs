@@ -32,7 +32,8 @@ const THREADS: u32 = 256;
 pub(crate) struct CudaMadeCasts;
 
 impl MadeCasts for CudaMadeCasts {
-    /// Casts as the hardware does them, of matrices that tiles of 16x16 fill, with rows that can be read 16 bytes at a time.
+    /// Casts as the hardware does them, without a division, of matrices that tiles of 16x16 fill, with rows that can be read 16 bytes at
+    /// a time.
     fn supports(&self, made: &Made<'_>, cast: &Cast) -> bool {
         let (rows, cols) = made.matrix();
         let dtype = made.dtype();
@@ -45,6 +46,7 @@ impl MadeCasts for CudaMadeCasts {
             _ => cols,
         };
         is_plain(cast)
+            && !cast.divides
             && cast.overflow == Overflow::Saturate
             && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
             && rows * cols > 0

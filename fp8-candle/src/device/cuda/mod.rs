@@ -44,7 +44,7 @@ use super::backend::{AmaxCells, Backend};
 use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::matrix_dims;
-use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+use crate::base::data::scales::{CurrentCast, CurrentScale};
 use crate::base::error::{Result, internal};
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
@@ -57,18 +57,13 @@ impl Backend for CudaBackend {
         scales::amax(&x.contiguous()?, grid)
     }
 
-    fn quant_scale(
+    fn scales(
         &self,
         amax: &Tensor,
         format: Format,
-        policy: ScalePolicy,
-        power_of_two: bool,
-    ) -> Result<Tensor> {
-        let current = CurrentScale {
-            policy,
-            power_of_two,
-        };
-        Ok(scales::scales(&amax.contiguous()?, format, current)?.0)
+        current: CurrentScale,
+    ) -> Result<(Tensor, Tensor)> {
+        scales::scales(&amax.contiguous()?, format, current)
     }
 
     fn reciprocal(&self, scale: &Tensor) -> Result<Tensor> {
@@ -88,25 +83,25 @@ impl Backend for CudaBackend {
         &self,
         x: &Tensor,
         grid: &ScaleGrid,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<Codes> {
         let x = x.contiguous()?;
-        Ok(cast::quantize(&x, grid, quant_scale, cast, orientation, false)?.0)
+        Ok(cast::quantize(&x, grid, scale, cast, orientation, false)?.0)
     }
 
     fn quantize_with_amax(
         &self,
         x: &Tensor,
-        quant_scale: &Tensor,
+        scale: &Tensor,
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<(Codes, Tensor)> {
         let (rows, cols) = matrix_dims(x.dims());
         let grid = ScaleGrid::tensorwise(rows, cols);
         let x = x.contiguous()?;
-        match cast::quantize(&x, &grid, quant_scale, cast, orientation, true)? {
+        match cast::quantize(&x, &grid, scale, cast, orientation, true)? {
             (codes, Some(amax)) => Ok((codes, amax)),
             (_, None) => internal!("the cast has measured no amax"),
         }
@@ -148,7 +143,7 @@ impl Backend for CudaBackend {
     }
 
     /// Row-major codes are what cuBLASLt reads.
-    fn pack(&self, _: &Tensor) -> Result<Option<Tensor>> {
+    fn pack(&self, _: &Tensor, _: Format) -> Result<Option<Tensor>> {
         Ok(None)
     }
 

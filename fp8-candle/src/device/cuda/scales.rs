@@ -157,7 +157,7 @@ pub(super) fn rows_per_block(rows: usize) -> u32 {
     ROWS_PER_BLOCK.max(rows.div_ceil(65535)) as u32
 }
 
-/// quant_scale of each amax, and its reciprocal.
+/// quant_scale and dequant_scale of each amax.
 pub(super) fn scales(
     amax: &Tensor,
     format: Format,

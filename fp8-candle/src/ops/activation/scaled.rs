@@ -1,6 +1,7 @@
 //! Activations of data with a scale: results and gradients have the scale of their input.
 
 use crate::base::activation::Curve;
+use crate::base::check::{check_dims, check_like};
 use crate::base::error::Result;
 use crate::base::math::Real;
 use crate::device::cpu::elements::{compute_dtype, for_dtype, map_rows, tensor, with_slices};
@@ -34,6 +35,8 @@ pub(crate) fn scaled_slope(
     scale: f64,
     grad: &Tensor,
 ) -> Result<Tensor> {
+    check_like(op, "the gradient", grad, data)?;
+    check_dims(op, "the gradient", grad, data.dims())?;
     if !data.device().is_cpu() {
         let [dx] = gradients([data], grad, |[data]| composed(curve, data, scale))?;
         return Ok(dx.to_dtype(data.dtype())?);

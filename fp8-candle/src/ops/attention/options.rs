@@ -34,7 +34,7 @@ pub struct AttentionOptions {
     /// How many keys each batch entry has: those behind are padding, which no query sees. Their number is that of the batch.
     /// A query that sees no key at all has a result of zeros and no gradient.
     pub key_lengths: Option<Vec<usize>>,
-    /// Which probabilities become 0.
+    /// Which probabilities become 0. Attention over a cache refuses dropout.
     pub dropout: Option<AttentionDropout>,
     /// The dtype to which q, k, v, the probabilities and, in the backward pass, the gradients are rounded before each product;
     /// that of the tensors by default. bf16 gives f32 tensors the speed of bf16, as automatic mixed precision does; sums and

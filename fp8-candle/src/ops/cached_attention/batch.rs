@@ -1,6 +1,6 @@
 //! The last tokens of a batch over the cache of the batch.
 
-use super::tokens::{CachedTokens, OP, check_cache, no_gradient};
+use super::tokens::{CachedTokens, OP, check_cache, no_dropout, no_gradient};
 use crate::base::check::check_float;
 use crate::base::data::attention::Attention;
 use crate::base::data::storage::tensor_of;
@@ -20,7 +20,7 @@ use candle_core::{DType, Tensor};
 /// On the CPU the cache is read in place, and FP8 codes are decoded on the way. The bits of a query's result depend neither on the
 /// other queries, the number of threads or the capacity of the cache, nor on keys that the query does not see, as long as these are
 /// finite: tokens may come one by one, in parts or all at once. Elsewhere, in f64, and with [`AttentionOptions::products`] in FP8, the
-/// first `keys` tokens are decoded to the dtype of `q` and given to [`attention`], where every row has its own scale.
+/// first `keys` tokens are brought to the dtype of `q`, codes on the host, and given to [`attention`], where every row has its own scale.
 ///
 /// # Shapes
 /// `q` `[batch, heads, tokens, head_dim]` in f32, bf16 or f16 (or f64, over a cache in f64); `k` and `v` as [`CachedTokens`] says,
@@ -28,6 +28,7 @@ use candle_core::{DType, Tensor};
 ///
 /// # Errors
 /// If shapes, dtypes, devices or options do not fit each other, or a gradient is tracked, which would be lost.
+/// [`Error::Dropout`](crate::Error::Dropout) if the options have dropout with another probability than 0.
 ///
 /// # Examples
 /// ```
@@ -50,6 +51,7 @@ pub fn cached_attention(
 ) -> Result<Tensor> {
     let _scope = enter(Kind::Attention);
     check_float(OP, "q", q)?;
+    no_dropout(options)?;
     no_gradient([q, k.tensor(), v.tensor()])?;
     let &[batch, heads, tokens, head_dim] = q.dims() else {
         return Err(shape_error(

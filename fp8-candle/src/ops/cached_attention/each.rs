@@ -1,7 +1,7 @@
 //! A new token of each of several sequences, each over a cache of its own.
 
 use super::batch::cached_attention;
-use super::tokens::{CachedTokens, OP, check_cache, no_gradient};
+use super::tokens::{CachedTokens, OP, check_cache, no_dropout, no_gradient};
 use crate::base::check::check_float;
 use crate::base::data::attention::Attention;
 use crate::base::data::storage::tensor_of;
@@ -52,6 +52,7 @@ pub fn cached_attention_each(
     options: &AttentionOptions,
 ) -> Result<Tensor> {
     check_float(OP, "q", q)?;
+    no_dropout(options)?;
     let heads_and_size = match *q.dims() {
         [rows, heads, 1, head_dim] if rows == sequences.len() => Some((heads, head_dim)),
         _ => None,

@@ -2,6 +2,7 @@
 
 use crate::base::data::attention::CacheSide;
 use crate::base::error::{Error, Result, dtype_error, shape_error};
+use crate::ops::attention::{AttentionDropout, AttentionOptions};
 use candle_core::{DType, Tensor};
 use fp8_core::Format;
 
@@ -127,6 +128,19 @@ pub(super) fn check_cache(
         }
     }
     Ok(kv_heads)
+}
+
+/// Fails if the options have dropout. What is dropped follows from the place of a query in its call, so tokens that come one by one would
+/// lose other probabilities than all at once.
+pub(super) fn no_dropout(options: &AttentionOptions) -> Result<()> {
+    match options.dropout {
+        // NaN differs from 0 too.
+        Some(AttentionDropout { probability, .. }) if probability != 0. => Err(Error::Dropout {
+            op: OP,
+            got: probability,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Fails if one of these is part of a graph.

@@ -6,6 +6,7 @@ use crate::base::check::{check_device, check_dims, check_float, last_dim};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::take_storage;
 use crate::base::error::{Result, shape_error};
+use crate::cast::weight_version::Seen;
 use crate::device::backend;
 use crate::graph::{Ready, attach};
 use candle_core::{DType, Tensor};
@@ -65,6 +66,10 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 /// The last bits depend on the instruction set, but not on the number of threads. Gradients are those of candle's matmul, or of operands
 /// rounded by the options. On other devices products are candle's matmul, with the weight cast to x's dtype or both to the options'.
 ///
+/// The gradient of `x` reads the weight again. On the CPU, and with operands in bf16, the backward pass fails with
+/// [`Error::ChangedValues`](crate::Error::ChangedValues) if it has changed since (on other devices: if the change was
+/// [announced](crate::weight_version)).
+///
 /// # Shapes
 /// `x` `[.., in]`, `weight` `[out, in]`, `bias` `[out]`, each in f32, bf16, f16 or f64; result `[.., out]` in x's dtype.
 ///
@@ -94,24 +99,23 @@ pub fn linear_with(
             None => y,
         });
     }
+    let seen = x.track_op().then(|| Seen::of(weight)).transpose()?;
     let matrix = x.detach().reshape((rows, inputs))?;
     let y = products.forward(&matrix, &weight.detach(), bias, x.dtype())?;
     let result = Ready::new(take_storage(y)?, shape)?;
     match bias {
         None => attach(OP, [x, weight], result, move |[x, weight], _, grad| {
-            of_matrices(products, x, weight, grad)
+            of_matrices(products, x, (weight, seen.as_ref()), grad)
         }),
         Some(bias) => attach(
             OP,
             [x, weight, bias],
             result,
             move |[x, weight, bias], _, grad| {
-                let outputs = bias.dim(0)?;
-                let sums = bias.track_op().then(|| {
-                    let grad = grad.contiguous()?.reshape(((), outputs))?;
-                    backend(grad.device())?.sum_rows(&grad, bias.dtype())
-                });
-                let [x, weight] = of_matrices(products, x, weight, grad)?;
+                let sums = bias
+                    .track_op()
+                    .then(|| of_bias(&grad.contiguous()?.reshape((rows, outputs))?, bias));
+                let [x, weight] = of_matrices(products, x, (weight, seen.as_ref()), grad)?;
                 Ok([x, weight, sums.transpose()?])
             },
         ),
@@ -139,11 +143,20 @@ pub(crate) fn check(
     }
 }
 
-/// The gradients of `x` and `weight` that are asked for.
+/// The gradient of `bias`, from that of the result.
+fn of_bias(grad: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    match grad.dtype() {
+        // Backends sum in f32.
+        DType::F64 => Ok(grad.sum(0)?.to_dtype(bias.dtype())?),
+        _ => backend(grad.device())?.sum_rows(grad, bias.dtype()),
+    }
+}
+
+/// The gradients of `x` and `weight` that are asked for; fails if that of `x` would be of another weight than was `seen`.
 fn of_matrices(
     products: Products,
     x: &Tensor,
-    weight: &Tensor,
+    (weight, seen): (&Tensor, Option<&Seen>),
     grad: &Tensor,
 ) -> Result<[Option<Tensor>; 2]> {
     let (outputs, inputs) = weight.dims2()?;
@@ -151,6 +164,9 @@ fn of_matrices(
     let grad = products.operand(&grad.contiguous()?.reshape((rows, outputs))?)?;
     let of_x = x.track_op().then(|| -> Result<Tensor> {
         let product = products.grad_input(&grad, &weight.detach(), x.dtype())?;
+        if let Some(seen) = seen {
+            seen.check(weight, OP, "weight")?;
+        }
         Ok(product.reshape(x.dims())?)
     });
     let of_weight = weight.track_op().then(|| {

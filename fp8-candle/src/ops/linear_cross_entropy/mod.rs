@@ -19,7 +19,8 @@ const LOGITS: usize = 64 << 20;
 pub struct LinearCrossEntropyOptions {
     /// As [`LinearOptions::operands`](super::LinearOptions::operands).
     pub operands: Option<DType>,
-    /// As [`CrossEntropyOptions::ignore_index`].
+    /// As [`CrossEntropyOptions::ignore_index`]. With it the targets of each call are copied from their device to the host, which counts
+    /// those that are left.
     pub ignore_index: Option<i64>,
 }
 

@@ -5,7 +5,9 @@ mod cpu;
 mod tests;
 
 use super::fused;
-use crate::base::check::{check_device, check_dims, check_dtype, check_float, last_dim};
+use crate::base::check::{
+    check_device, check_dims, check_dtype, check_float, check_like, last_dim,
+};
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
@@ -99,7 +101,7 @@ pub fn forward(
 /// The gradients of x, weight and bias of the norm of `x`; the latter two, which are sums over rows, times `sums_factor`.
 ///
 /// # Errors
-/// If shapes do not fit or a device fails.
+/// If shapes, dtypes or devices do not fit, as in [`layer_norm`] and [`rms_norm`], or a device fails.
 pub fn backward(
     center: bool,
     x: &Tensor,
@@ -108,7 +110,11 @@ pub fn backward(
     eps: f64,
     sums_factor: f64,
 ) -> Result<[Tensor; 3]> {
-    Norm { center, eps }.backward(x, weight, grad, sums_factor)
+    let norm = Norm { center, eps };
+    norm.check(x, weight, None)?;
+    check_like(norm.op(), "the gradient", grad, x)?;
+    check_dims(norm.op(), "the gradient", grad, x.dims())?;
+    norm.backward(x, weight, grad, sums_factor)
 }
 
 /// A norm: its function, without its parameters.

@@ -65,6 +65,38 @@ fn the_largest_scale_is_restored() -> Result<()> {
     Ok(())
 }
 
+/// The smallest scale too: a margin and an amax near the largest f32 would give a subnormal one.
+#[test]
+fn the_smallest_scale_is_restored() -> Result<()> {
+    for margin in [7, 64] {
+        for rounding in [ScaleRounding::Exact, ScaleRounding::PowerOfTwo] {
+            let mut row = Row::new("l", Role::Input, 1);
+            row.rule.rule = DelayedRule::default()
+                .with_margin(margin)
+                .with_scale_rounding(rounding);
+            let table = row.slot.table();
+            let comes_back = || -> Result<()> {
+                assert_eq!(row.scale(), f32::MIN_POSITIVE, "{margin}");
+                assert_eq!(row.dequant_scale(), 2f32.powi(126), "{margin}");
+                let saved = table.save()?.swap_remove(0).1;
+                table.restore(&[(0, saved.clone())])?;
+                assert_eq!(table.save()?.swap_remove(0).1, saved);
+                Ok(())
+            };
+            row.record(f32::MAX);
+            row.update();
+            comes_back()?;
+            // A calibration by the same rule.
+            let step = StepCells::new(table)?;
+            record(&step, 0, f32::MAX);
+            let wanted = CalibrationRow::new(0, Format::E4M3).with_rule(row.rule.clone());
+            assert!(table.finish_calibration(&step, &[wanted], None)?.is_empty());
+            comes_back()?;
+        }
+    }
+    Ok(())
+}
+
 /// A calibration is saved and restored to the bit, in both directions of the scale.
 #[test]
 fn both_directions_of_a_calibrated_scale_come_back() -> Result<()> {

@@ -76,6 +76,51 @@ fn a_kept_scale_goes_on_elsewhere() -> Result<()> {
     Ok(())
 }
 
+/// Codes hide Inf, so each step that uses them is told, also of codes that a checkpoint's scale has made.
+#[test]
+fn a_kept_scale_hides_no_inf() -> Result<()> {
+    if skipped_on_cuda(NO_CACHE) {
+        return Ok(());
+    }
+    let cached = Cached::new();
+    let row = Row::new("l", Role::Weight, 4);
+    cached.get(&row.train(), true);
+    row.update();
+    let mut values = flat(&cached.weight);
+    values[5] = f32::INFINITY;
+    let values = Tensor::from_vec(values, (4, 6), &device())?;
+    cached.weight.set(&values)?;
+    for (made, told) in [(true, 1), (false, 2)] {
+        cached.get(&row.train(), made);
+        row.update();
+        assert_eq!(row.slot.non_finite_count()?, told);
+    }
+    let kept = cached.cache.kept_quant_scale(&cached.weight)?;
+    let kept = kept.expect("a weight that has not changed");
+    for evaluates_first in [false, true] {
+        let resumed = Cached {
+            weight: cached.weight.clone(),
+            ..Cached::new()
+        };
+        resumed.cache.restore(&resumed.weight, kept.clone())?;
+        let (history, told) = (row.history(), row.slot.non_finite_count()?);
+        if evaluates_first {
+            resumed.cache.quantize(&resumed.weight, &row.eval(), Cols)?;
+        }
+        for step in 1..3 {
+            let train = row.train();
+            // Micro-batches of one step are told once.
+            for _ in 0..2 {
+                resumed.cache.quantize(&resumed.weight, &train, Cols)?;
+            }
+            row.update();
+            assert_eq!(row.slot.non_finite_count()?, told + step);
+        }
+        assert_eq!(row.history(), history);
+    }
+    Ok(())
+}
+
 #[test]
 fn restored_scales_renew_the_cache() -> Result<()> {
     if skipped_on_cuda(NO_CACHE) {

@@ -63,6 +63,7 @@ fn codes_made_and_read_beside_casts_are_those_of_separate_passes() -> Result<(),
         let rows = 3 * 300;
         assert_eq!(bytes, rows * (40 + 4 * 3) + rows * (48 + 4 * 3));
         assert_eq!(same_bytes, bytes);
+        assert_eq!(beside.len(), separate.len());
         for (i, (got, want)) in beside.iter().zip(&separate).enumerate() {
             assert_eq!(bits(got)?, bits(want)?, "{dtype:?} {i}");
         }

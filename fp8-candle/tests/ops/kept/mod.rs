@@ -90,6 +90,7 @@ fn assert_reads_codes(
     let near = x.iter().map(rounded).collect::<Result<Vec<_>, _>>()?;
     let (expected, _) = run(&near, vars, None, build)?;
     let mut differ = false;
+    assert_eq!((coded.len(), plain.len()), (expected.len(), expected.len()));
     for (i, (got, want)) in coded.iter().zip(&expected).enumerate().skip(1) {
         assert_eq!(bits(got)?, bits(want)?, "gradient {i}");
         differ |= bits(got)? != bits(&plain[i])?;
@@ -221,6 +222,7 @@ fn attention_reads_codes_of_queries_keys_and_values() -> Result<(), Error> {
                 None => rounding::two_orders(2 * TOKENS + DIM + 16),
                 Some(_) => 2f64.powi(-7),
             };
+            assert_eq!(got.len(), want.len(), "{i}");
             for (got, want) in got.iter().zip(&want) {
                 assert!((got - want).abs() <= bound * size, "{i}: {got} {want}");
             }

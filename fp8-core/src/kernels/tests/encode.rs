@@ -24,7 +24,7 @@ fn plain_casts() -> impl Iterator<Item = Cast> {
         .flat_map(move |format| overflows.map(|mode| Cast::new(format).with_overflow(mode)))
 }
 
-fn other_casts() -> impl Iterator<Item = Cast> {
+pub(super) fn other_casts() -> impl Iterator<Item = Cast> {
     let key = StochasticKey {
         seed: 1 << 40 | 3,
         step: 5,

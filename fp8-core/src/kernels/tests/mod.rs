@@ -1,6 +1,7 @@
 //! Every kernel on every instruction set of the machine against the scalar definition.
 
 mod decode;
+mod divided;
 mod encode;
 mod exact;
 mod expanded;

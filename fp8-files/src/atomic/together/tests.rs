@@ -63,13 +63,17 @@ fn child_that_dies_while_it_saves() {
 
 /// Saves "new" in a child process that dies after `step` steps. Returns whether the save finished before.
 fn die_at(directory: &Path, step: usize) -> bool {
-    child("atomic::together::tests::child_that_dies_while_it_saves")
+    let output = child("atomic::together::tests::child_that_dies_while_it_saves")
         .env(CHILD, directory)
         .env(STEP, step.to_string())
         .output()
-        .unwrap()
-        .status
-        .success()
+        .unwrap();
+    let finished = output.status.success();
+    // It has run, and died of the abort and not of a panic.
+    let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    assert_eq!(finished, ran, "{output:?}");
+    assert_ne!(output.status.code(), Some(101), "{output:?}");
+    finished
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -17,8 +17,9 @@ pub(in crate::load) struct Modules {
 }
 
 impl Modules {
-    /// Lists of paths under `keys`, as vLLM and transformers read them: a whole path, its beginning, its end, or a regular expression
-    /// for its beginning. Each match ends at the border of a module, so that `layers.1` does not match `layers.11`.
+    /// Lists of paths under `keys`, as they are meant: a whole path (vLLM), its beginning, its end, or a regular expression for its
+    /// beginning (transformers). Each match ends at the border of a module, so that `layers.1` does not match `layers.11`. In transformers it
+    /// may end anywhere, so `layers.1` matches `layers.11` there; lists that are written here avoid this.
     pub(in crate::load) fn lenient(at: &At<'_>, keys: &[&str]) -> Result<Self> {
         let mut modules = Self {
             lenient: true,

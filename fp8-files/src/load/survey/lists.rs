@@ -1,7 +1,7 @@
 //! The lists of a configuration that name layers, entry by entry: those that stay in high precision, and those of a group.
 
 use crate::load::at::At;
-use crate::load::families::Modules;
+use crate::load::families::{Modules, lacks_layers};
 use crate::load::targets::Targets;
 use crate::load::{FamilyName, config};
 use serde_json::{Value, json};
@@ -58,15 +58,17 @@ impl Listed {
     }
 }
 
-/// All entries of the lists in `config.json`, or in ModelOpt's own file.
+/// All entries of the lists in `config.json`, and of those in ModelOpt's own file if the family is read from it.
 pub(super) fn of(directory: &Path, model: Option<&Value>, family: FamilyName) -> Vec<Listed> {
     let path = directory.join("config.json");
     let mut listed = vec![];
     if let Some(at) = model.and_then(|model| config::quantization(&path, model)) {
         add(&at, family, &mut listed);
-        return listed;
+        if !lacks_layers(&at) {
+            return listed;
+        }
     }
-    let path = directory.join("hf_quant_config.json");
+    let path = directory.join(config::SECOND);
     if let Ok(Some(value)) = config::json(&path) {
         add(
             &At::new(&path, "", &value).get("quantization"),

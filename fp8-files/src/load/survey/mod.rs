@@ -3,9 +3,11 @@
 //! A [`Checkpoint`](super::Checkpoint) is refused at its first fault. Here the same code sorts and compares the tensors, but collects all
 //! errors and keeps what is sound.
 
+mod differences;
 mod lists;
 mod numbers;
 
+pub(crate) use differences::Difference;
 pub(crate) use lists::{Kind, Listed};
 pub(crate) use numbers::numbers;
 
@@ -38,6 +40,8 @@ pub(crate) struct Survey {
     pub(crate) is_configured: bool,
     /// Entries of the lists in the configuration that name layers.
     pub(crate) lists: Vec<Listed>,
+    /// Where ModelOpt's two files contradict each other.
+    pub(crate) differences: Vec<Difference>,
 }
 
 /// A stored tensor.
@@ -127,6 +131,10 @@ impl Survey {
             families::unknown()
         });
         let lists = lists::of(directory, model.as_ref(), family.name);
+        let differences = match family.name {
+            FamilyName::MODEL_OPT => differences::of(directory, model.as_ref()),
+            _ => vec![],
+        };
         let family = Arc::new(family);
         let families = files.iter().map(|_| family.clone()).collect();
         let index = with_pieces(&files, index, &stored);
@@ -146,6 +154,7 @@ impl Survey {
             config: model,
             is_configured,
             lists,
+            differences,
         }
     }
 

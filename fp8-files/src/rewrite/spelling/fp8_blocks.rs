@@ -1,8 +1,8 @@
 //! DeepSeek's and Qwen's: blocks of one size, and groups of inputs as wide as a block.
 
 use super::{Layout, Part};
-use crate::contents::{Contents, Described};
-use crate::error::Result;
+use crate::contents::{Contents, Described, is_head};
+use crate::error::{Error, Result};
 use crate::scheme::{InputScheme, LayerScheme};
 use crate::spelling::Spelling;
 use fp8_core::Granularity;
@@ -27,10 +27,54 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
             return Err(SPELLING.refuses_because(layer, ", unlike the layers before it"));
         }
     }
-    match contents.kv.first() {
-        None => Ok(()),
-        Some(scale) => Err(SPELLING.refuses_kv(scale, "no KV cache scales")),
+    if let Some(scale) = contents.kv.first() {
+        return Err(SPELLING.refuses_kv(scale, "no KV cache scales"));
     }
+    check_list(contents)
+}
+
+/// Checks that the list of layers in high precision names none in FP8. An anchored expression would name its layer alone in transformers,
+/// but vLLM compares whole paths.
+fn check_list(contents: &Contents) -> Result<()> {
+    let listed = listed(contents);
+    for layer in &contents.layers {
+        let path = &layer.path;
+        if let Some(entry) = listed.iter().find(|entry| is_hit(entry, path)) {
+            return Err(Error::Inexpressible {
+                layer: path.clone(),
+                has: format!(
+                    "FP8 weights and a path that `{entry}` begins or ends, a layer in high precision"
+                ),
+                spelling: SPELLING,
+                takes: "lists of layers in high precision of which no path begins or ends that of a layer in FP8, since transformers leaves \
+                    both in high precision",
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether transformers takes the layer at `path` for one that the list names by `entry`: an expression for the beginning of its path, which
+/// may end inside of a name, so that `fc1` names `fc10` too, or its end.
+fn is_hit(entry: &str, path: &str) -> bool {
+    // In an expression a dot is any character.
+    let mut bytes = entry.bytes().zip(path.bytes());
+    let begins = entry.len() <= path.len() && bytes.all(|(e, p)| e == b'.' || e == p);
+    begins || path.ends_with(entry)
+}
+
+/// The list of layers in high precision. If it is empty, transformers adds the head on its own.
+fn listed(contents: &Contents) -> &[String] {
+    match contents.ignored.is_empty() {
+        true => &contents.embeddings,
+        false => &contents.ignored,
+    }
+}
+
+/// The layers that vLLM does not read as FP8. It quantizes no head under this method.
+pub(super) fn unread_by_vllm(contents: &Contents) -> Vec<&Described> {
+    let layers = contents.layers.iter();
+    layers.filter(|layer| is_head(&layer.path)).collect()
 }
 
 pub(super) fn weight_scale(layer: &Described) -> Layout {
@@ -43,17 +87,12 @@ pub(super) fn quantization(contents: &Contents) -> Value {
         Some(Granularity::Blockwise { rows, cols }) => [rows, cols],
         _ => [128, 128],
     };
-    // With an empty list transformers adds the head on its own.
-    let skipped = match contents.ignored.is_empty() {
-        true => &contents.embeddings,
-        false => &contents.ignored,
-    };
     let mut config = json!({
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": block,
-        "modules_to_not_convert": skipped,
+        "modules_to_not_convert": listed(contents),
     });
     if first.is_some_and(|scheme| scheme.input.has_power_of_two_scales()) {
         config["scale_fmt"] = json!("ue8m0");

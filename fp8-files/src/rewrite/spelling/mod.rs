@@ -44,6 +44,20 @@ impl Spelling {
         }
     }
 
+    /// Paths of the layers that vLLM does not read as FP8 in a file of this spelling, although the spelling can hold them and other engines
+    /// read them: a head in `fp8-blocks`; in a mixture of ModelOpt all layers but those with weights per tensor and static inputs, since it knows
+    /// no other scheme there (MXFP8 in newer versions); and layers of ModelOpt's files whose path has that of an ignored layer in it. It takes
+    /// their codes for values, or fails.
+    pub fn unread_by_vllm(self, contents: &Contents) -> Vec<String> {
+        let layers = match self {
+            Self::Fp8Blocks => fp8_blocks::unread_by_vllm(contents),
+            Self::ModelOpt => modelopt::unread_by_vllm(contents),
+            Self::CompressedTensors | Self::AutoFp8 => vec![],
+        };
+        let paths = layers.into_iter().map(|layer| layer.path.clone());
+        paths.collect()
+    }
+
     /// The tensors of a layer that has passed [`Spelling::check`].
     pub(crate) fn layouts(self, layer: &Described) -> Vec<Layout> {
         let (weight_scale, input_dims) = match self {

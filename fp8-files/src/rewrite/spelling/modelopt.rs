@@ -110,6 +110,18 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
     Ok(())
 }
 
+/// The layers that vLLM does not read as FP8. In a mixture it knows layers in FP8 (and in FP4; newer versions in MXFP8 too). It takes all others
+/// for layers in high precision, and so every layer whose path has an excluded one in it.
+pub(super) fn unread_by_vllm(contents: &Contents) -> Vec<&Described> {
+    let is_mixed = Declared::of(contents) == Some(Declared::Mixed);
+    let is_unread = |layer: &&Described| {
+        let mut excluded = contents.ignored.iter();
+        is_mixed && Algo::of(layer.scheme) != Some(Algo::Fp8)
+            || excluded.any(|excluded| layer.path.contains(excluded.as_str()))
+    };
+    contents.layers.iter().filter(is_unread).collect()
+}
+
 pub(super) fn weight_scale(layer: &Described) -> Layout {
     let scale = |dims| Layout::scale(Part::WeightScale, "weight_scale", dims);
     let grid = layer.grid();

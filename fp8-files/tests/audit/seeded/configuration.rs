@@ -4,7 +4,7 @@ use super::{Case, case};
 use crate::families::*;
 use crate::support::*;
 use fp8_files::audit::Fault::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 
 const Q: &str = "model.layers.1.self_attn.q_proj.weight";
@@ -19,6 +19,22 @@ fn dequantized(model: &mut Model, path: &str, scale: &str) {
     let (_, n, k) = layers()[at];
     model.set(&format!("{path}.weight"), bf16(&[n, k], &weight(at, n, k)));
     model.remove(&format!("{path}.{scale}"));
+}
+
+/// Adds ModelOpt's own file.
+fn second(model: &mut Model, quantization: Value) {
+    let text = json!({ "quantization": quantization }).to_string();
+    model.then(move |dir| fs::write(dir.join("hf_quant_config.json"), &text).unwrap());
+}
+
+/// Gives `algo` to the layer of [`GATE`], and FP8 to all others.
+fn mixture(algo: &str) -> Value {
+    let listed = layers().into_iter().map(|(path, ..)| {
+        let is_gate = GATE.starts_with(&path);
+        let algo = if is_gate { algo } else { "FP8" };
+        (path, json!({ "quant_algo": algo }))
+    });
+    Value::Object(listed.collect())
 }
 
 pub fn cases() -> Vec<Case> {
@@ -54,6 +70,61 @@ pub fn cases() -> Vec<Case> {
             },
             ConfigAmbiguous,
             "model.layers.1.self_attn.q_proj",
+        ),
+        case(
+            "ModelOpt's files name other algorithms",
+            modelopt,
+            |m| {
+                let algo = "FP8_PER_CHANNEL_PER_TOKEN";
+                second(
+                    m,
+                    json!({ "quant_algo": algo, "exclude_modules": ["lm_head"] }),
+                );
+            },
+            ConfigsDiffer,
+            "quantization.quant_algo",
+        ),
+        case(
+            "ModelOpt's files leave out other modules",
+            modelopt,
+            |m| {
+                second(
+                    m,
+                    json!({ "quant_algo": "fp8", "exclude_modules": ["lm_head", "vision*"] }),
+                )
+            },
+            ConfigsDiffer,
+            "quantization.exclude_modules",
+        ),
+        case(
+            "ModelOpt's files list layers differently",
+            modelopt,
+            |m| {
+                m.quantization()["quant_algo"] = json!("MIXED_PRECISION");
+                m.quantization()["quantized_layers"] = mixture("FP8");
+                let listed = mixture("MXFP8");
+                second(
+                    m,
+                    json!({ "quant_algo": "MIXED_PRECISION", "quantized_layers": listed }),
+                );
+            },
+            ConfigsDiffer,
+            "quantization.quantized_layers",
+        ),
+        case(
+            "exclude_modules of the file that lists a mixture is misspelt",
+            modelopt,
+            |m| {
+                m.quantization()["quant_algo"] = json!("MIXED_PRECISION");
+                m.quantization()["ignore"] = json!(null);
+                let excluded = json!(["lm_head", "model.layers.1.self_atn"]);
+                second(
+                    m,
+                    json!({ "quant_algo": "MIXED_PRECISION", "quantized_layers": mixture("FP8"), "exclude_modules": excluded }),
+                );
+            },
+            IgnoreMatchesNothing,
+            "model.layers.1.self_atn",
         ),
         case(
             "compressed-tensors for DeepSeek's names",

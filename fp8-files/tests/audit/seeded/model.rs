@@ -116,5 +116,15 @@ pub fn cases() -> Vec<Case> {
             HeadQuantized,
             HEAD,
         ),
+        case(
+            "the head is FP8 in blocks",
+            blocks,
+            |m| {
+                quantize_head(m, "weight_scale_inv", Scheme::Block);
+                m.quantization()["modules_to_not_convert"] = json!([]);
+            },
+            HeadQuantized,
+            HEAD,
+        ),
     ]
 }

@@ -117,6 +117,29 @@ fn weights_and_scales_that_do_not_fit() {
             &["`fc.weight_scale_inv`", "E8M0"],
         ),
         case(
+            "the least exponent for a block",
+            blocks(json!({})),
+            vec![
+                fc(),
+                entry("fc.weight_scale_inv", Dtype::F8_E8M0, &[1, 2], vec![120, 0]),
+            ],
+            &["`fc.weight_scale_inv`", "index 1", "subnormal"],
+        ),
+        case(
+            "the largest exponent for a block",
+            blocks(json!({})),
+            vec![
+                fc(),
+                entry(
+                    "fc.weight_scale_inv",
+                    Dtype::F8_E8M0,
+                    &[1, 2],
+                    vec![254, 120],
+                ),
+            ],
+            &["`fc.weight_scale_inv`", "index 0", "reciprocal"],
+        ),
+        case(
             "code of NaN",
             autofp8(),
             vec![nan_code, one()],

@@ -107,6 +107,44 @@ fn shapes_that_contradict_the_configuration() {
     ]);
 }
 
+/// The rows of a gate and of its up projection follow each other in one tensor.
+#[test]
+fn a_block_may_not_span_two_projections_of_an_expert() {
+    let tensors = |inner: usize, rows: usize| {
+        let own = |own: &str| format!("model.layers.0.mlp.experts.gate_up_proj{own}");
+        let dims = [2, 2 * inner, 128];
+        vec![
+            entry(
+                &own(""),
+                Dtype::F8_E4M3,
+                &dims,
+                codes(dims.iter().product()),
+            ),
+            floats(&own("_scale_inv"), &[2, rows, 1], &scales(2 * rows)),
+        ]
+    };
+    let config = || {
+        let mut config = blocks(json!({})).unwrap();
+        config["model_type"] = json!("qwen3_moe");
+        Some(config)
+    };
+    run(vec![case(
+        "a block across both",
+        config(),
+        tensors(96, 2),
+        &[
+            "`model.layers.0.mlp.experts.gate_up_proj_scale_inv`",
+            "[2, 2, 1]",
+            "the 96 rows",
+        ],
+    )]);
+    // Blocks that end where the gate ends, and one block for both.
+    for (inner, rows) in [(128, 2), (256, 4), (64, 1)] {
+        let model = Model::new(config(), &tensors(inner, rows));
+        assert!(error_of(model.open()).is_none(), "{inner}");
+    }
+}
+
 #[test]
 fn layers_that_the_configuration_leaves_out() {
     let head = || {

@@ -187,3 +187,46 @@ fn quark_declares_the_type_of_input_scales() {
         }
     }
 }
+
+/// Blocks and groups with exponents, and entries for classes of layers.
+#[test]
+fn quark_declares_blocks_groups_and_classes() {
+    let args = |more: Value| {
+        let mut args = json!({"dtype": "fp8_e4m3", "symmetric": true, "is_dynamic": false});
+        for (key, value) in more.as_object().unwrap() {
+            args[key] = value.clone();
+        }
+        json!({"weight": args, "input_tensors": null})
+    };
+    let e8m0 = "float8_e8m0fnu";
+    let (bytes, power) = powers(N * K / 32);
+    let scale = |dtype, shape: &[usize], bytes| entry("fc.weight_scale", dtype, shape, bytes);
+    for (case, config, scale, values) in [
+        (
+            "per_block",
+            json!({"global_quant_config": args(json!({"qscheme": "per_block", "block_size": [128, 128], "scale_type": e8m0}))}),
+            scale(Dtype::F8_E8M0, &[1, 2], vec![120, 117]),
+            expected(N, K, |_, col| [2f32.powi(-7), 2f32.powi(-10)][col / 128]),
+        ),
+        (
+            "per_group",
+            json!({"global_quant_config": args(json!({"qscheme": "per_group", "group_size": 32, "scale_format": e8m0}))}),
+            scale(Dtype::U8, &[N, K / 32], bytes),
+            expected(N, K, |row, col| power[row * K / 32 + col / 32]),
+        ),
+        (
+            "of a class",
+            json!({"global_quant_config": args(json!({"qscheme": "per_tensor"})),
+                "layer_type_quant_config": {"nn.Linear": args(json!({"qscheme": "per_channel", "ch_axis": 0})),
+                    "nn.Conv2d": args(json!({"qscheme": "per_tensor"}))}}),
+            floats("fc.weight_scale", &[N], &scales(N)),
+            expected(N, K, |row, _| scales(N)[row]),
+        ),
+    ] {
+        let mut config = config;
+        config["quant_method"] = json!("quark");
+        let model = Model::new(quantized(config), &[weight("fc.weight", N, K), scale]);
+        let checkpoint = opened(case, &model);
+        check(case, &checkpoint, "fc", FamilyName::QUARK, "None", &values);
+    }
+}

@@ -1,9 +1,14 @@
 //! Families without golden files: models written here by their descriptions, with values from formulas.
 
 mod blocks;
+mod experts;
+mod exponents;
 mod layers;
+mod modelopt;
 mod names;
+mod places;
 mod single_files;
+mod tables;
 
 use crate::support::*;
 use candle_core::{DType, Device, Module, Tensor};

@@ -166,6 +166,30 @@ fn scales_of_caches_have_one_name() {
     }
 }
 
+#[test]
+fn scales_of_queries_and_probabilities_have_one_name() {
+    let attention = "model.layers.0.self_attn";
+    for (own, canonical) in [
+        ("q_scale", "q_scale"),
+        ("q.scale", "q_scale"),
+        ("q_proj.output_scale", "q_scale"),
+        ("prob_output_scale", "prob_output_scale"),
+    ] {
+        let config = quantized(json!({"quant_method": "fp8", "activation_scheme": "dynamic"}));
+        let tensors = [
+            weight("fc.weight", N, K),
+            floats("fc.weight_scale", &[], &[0.02]),
+            bf16s(&format!("{attention}.{own}"), &[], &[1.5]),
+        ];
+        let checkpoint = opened(own, &Model::new(config, &tensors));
+        let name = format!("{attention}.{canonical}");
+        assert_eq!(checkpoint.other_names(), [name.as_str()], "{own}");
+        let vb = checkpoint.var_builder(DType::F32, &CPU).unwrap();
+        let scale = vb.get(1, &name).unwrap();
+        assert_eq!(scale.to_vec1::<f32>().unwrap(), [1.5], "{own}");
+    }
+}
+
 /// Some writers store a scale under two names, because engines know one or the other.
 #[test]
 fn a_scale_of_a_cache_under_two_names_is_one_scale() {

@@ -189,6 +189,46 @@ fn plain_casts_open_on_request() {
     );
 }
 
+/// Only the scale of an FP8 tensor says that the codes are not the values.
+#[test]
+fn parameters_that_are_called_scales_are_no_scales_of_a_plain_cast() {
+    let open = |more: &[Entry]| {
+        let tensors = [&[weight("fc.weight", N, K)][..], more].concat();
+        Model::new(None, &tensors).open_with(OpenOptions::new().with_allow_unscaled(true))
+    };
+    let values = expected(N, K, |_, _| 1.);
+    for name in [
+        "logit_scale",
+        "text.logit_scale_inv",
+        "block.0.layer_scale",
+        "norm.scale",
+        "rope_scales",
+    ] {
+        let checkpoint = open(&[floats(name, &[1], &[2.])]);
+        let checkpoint = checkpoint.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let family = FamilyName::PLAIN_CAST;
+        check(name, &checkpoint, "fc", family, "None", &values);
+        assert_eq!(checkpoint.other_names(), [name]);
+    }
+    let table = || entry("table", Dtype::F8_E4M3, &[2, 2], vec![0x38; 4]);
+    for more in [
+        vec![
+            weight("fd.weight", N, K),
+            floats("fd.weight_scale", &[], &[1.]),
+        ],
+        vec![floats("fd.scale_weight", &[], &[1.])],
+        vec![floats("fd.scales", &[1, 1], &[1.])],
+        vec![floats("fd.input_scale", &[], &[1.])],
+        vec![table(), floats("table_scale", &[1], &[1.])],
+        vec![table(), floats("table_scale_inv", &[1], &[1.])],
+    ] {
+        let name = more[more.len() - 1].name.clone();
+        let error = open(&more).unwrap_err();
+        let is_typed = matches!(&error, fp8_files::Error::MissingScale { tensor, .. } if tensor == "fc.weight");
+        assert!(is_typed, "{name}: {error}");
+    }
+}
+
 #[test]
 fn torchao_describes_its_tensors_in_metadata() {
     let describe = |of_type: &str, data: Value| {

@@ -11,7 +11,8 @@ use candle_core::{DType, Result, Tensor, WithDType};
 /// ALiBi.
 ///
 /// # Shapes
-/// `q` `[b, tq, h, d]`, `k` and `v` `[b, tk, h_kv, d]` with `h` a multiple of `h_kv`. Result `[b, h, tq, d]`, in f32 for a
+/// `q` `[b, tq, h, d]`, `k` and `v` `[b, tk, h_kv, d]` with `h` a multiple of `h_kv`; a mask has `tq * tk` values, the same for all rows
+/// of the batch and all heads. Result `[b, h, tq, d]`, in f32 for a
 /// batch of one, as candle-nn's.
 ///
 /// # Errors
@@ -32,6 +33,9 @@ where
         AttnMask::Mask(mask) => Some(mask),
         _ => None,
     };
+    if let Some(mask) = mask {
+        check_mask(mask, q, k)?;
+    }
     if !tracked(&[q, k, v]) && !mask.is_some_and(Tensor::track_op) {
         return candle_nn::attention::flash_attn::<T>(
             q,
@@ -62,8 +66,7 @@ where
     }
     match (&attn_mask, &slopes) {
         (AttnMask::Mask(mask), slopes) => {
-            // candle-nn reads the first `tq * tk` values, whatever their shape, and lets ALiBi scale them.
-            let mask = mask.flatten_all()?.narrow(0, 0, tq * tk)?;
+            // candle-nn lets ALiBi scale the mask.
             let mask = mask.reshape((1, tq, tk))?.to_dtype(DType::F32)?;
             biases.push(match slopes {
                 None => mask,
@@ -93,6 +96,22 @@ where
     match batch {
         1 => y.to_dtype(DType::F32),
         _ => y.to_dtype(q.dtype()),
+    }
+}
+
+/// Fails for a mask of other sizes: candle-nn reads its first `tq * tk` values, so that of further heads or rows of a batch would have no
+/// effect.
+fn check_mask(mask: &Tensor, q: &Tensor, k: &Tensor) -> Result<()> {
+    let (tq, tk) = (q.dim(1)?, k.dim(1)?);
+    match mask.elem_count() == tq * tk {
+        true => Ok(()),
+        false => Err(fp8_candle::Error::Shape {
+            op: "flash_attn",
+            what: "the mask",
+            expected: format!("[{tq}, {tk}], for all heads and rows of the batch"),
+            got: mask.dims().to_vec(),
+        }
+        .into()),
     }
 }
 

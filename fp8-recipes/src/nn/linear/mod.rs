@@ -112,6 +112,15 @@ impl Linear {
         }
     }
 
+    /// The same layer, with the products in high precision of `other`.
+    pub(super) fn with_products_of(self, other: &Self) -> Self {
+        Self {
+            independent_rows: other.independent_rows,
+            operands: other.operands,
+            ..self
+        }
+    }
+
     /// The dtype of [`Linear::with_operands`].
     pub fn operands(&self) -> Option<DType> {
         self.operands

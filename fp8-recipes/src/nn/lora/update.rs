@@ -100,9 +100,11 @@ impl LoraUpdate {
     /// A, each row as it is alone. With a seed, as in training, it drops a share of its inputs: the seed and the path decide which.
     ///
     /// # Errors
-    /// Those of candle.
+    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`fp8_candle::Error::Shape`] if `y` is not
+    /// `[.., out_features]` with the other dimensions of `x`; those of candle.
     pub fn add_to(&self, y: &Tensor, x: &Tensor, dropout_seed: Option<u64>) -> Result<Tensor> {
         let _span = tracing::trace_span!("lora", path = self.path()).entered();
+        self.check(y, x)?;
         let in_features = self.a.dim(D::Minus1)?;
         let mut inputs = x.to_dtype(self.a.dtype())?.reshape(((), in_features))?;
         if let Some(seed) = dropout_seed {
@@ -114,8 +116,37 @@ impl LoraUpdate {
         Ok((y + update.to_dtype(y.dtype())?)?)
     }
 
+    /// Checks the shapes, since a reshape would take any with as many elements, such as a transposed `x`.
+    fn check(&self, y: &Tensor, x: &Tensor) -> Result<()> {
+        let (out_features, in_features) = (self.b.dim(0)?, self.a.dim(D::Minus1)?);
+        let got = x.dims().last().copied().unwrap_or(0);
+        if got != in_features {
+            return Err(fp8_candle::Error::InFeatures {
+                path: self.path().to_string(),
+                expected: in_features,
+                got,
+                shape: x.dims().to_vec(),
+            }
+            .into());
+        }
+        let mut expected = x.dims().to_vec();
+        if let Some(last) = expected.last_mut() {
+            *last = out_features;
+        }
+        if y.dims() != expected {
+            return Err(fp8_candle::Error::Shape {
+                op: "an update of low rank",
+                what: "the layer's result",
+                expected: format!("{expected:?}"),
+                got: y.dims().to_vec(),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
     /// `base` with the update added to its weight, in f32 and detached: a layer in high precision under the base's path. The weight
-    /// of an FP8 base is dequantized, and its input is no longer cast.
+    /// of an FP8 base is dequantized, and its input is no longer cast. Independent rows and rounded operands stay as they are in `base`.
     ///
     /// # Errors
     /// Those of candle.
@@ -125,7 +156,7 @@ impl LoraUpdate {
         let weight = (base.weight()?.to_dtype(DType::F32)? + update)?.detach();
         let bias = base.bias().map(Parameter::of);
         let bias = value_of(bias.as_ref(), DType::F32)?;
-        let merged = Linear::new(weight, bias.as_ref().map(Tensor::detach));
+        let merged = Linear::new(weight, bias.as_ref().map(Tensor::detach)).with_products_of(base);
         Ok(match base.path() {
             Some(path) => merged.with_path(path),
             None => merged,

@@ -58,8 +58,8 @@ impl ParallelDense {
     /// the other dimensions of x. All ranks of the mesh call it. Prepare it for FP8 afterwards.
     ///
     /// # Errors
-    /// [`LayerError::Axes`] for batch axes, or if one axis divides two dimensions of a tensor, or the bias is not divided like the
-    /// features; errors of [`DenseGeneral::new`], and of the ranks.
+    /// [`LayerError::Axes`] for batch axes, or if a dimension of the kernel has no name where others have one, one axis divides two
+    /// dimensions of a tensor, or the bias is not divided like the features; errors of [`DenseGeneral::new`], and of the ranks.
     pub fn new(
         kernel: Tensor,
         bias: Option<Tensor>,
@@ -74,6 +74,12 @@ impl ParallelDense {
         }
         let assigned = assigned(&config, "kernel", &config.kernel_axes)?;
         let axes = config.axis.len();
+        let dimensions = axes + config.features.len();
+        if !assigned.is_empty() && assigned.len() != dimensions {
+            let text =
+                format!("the kernel has {dimensions} dimensions, and each of them needs a name");
+            return Err(problem(text));
+        }
         let names = |assigned: &[Option<String>]| assigned.iter().flatten().cloned().collect();
         let (contracted, features): (Vec<String>, Vec<String>) = match assigned.len() {
             0 => (vec![], vec![]),

@@ -1,7 +1,7 @@
-//! The configuration of BERT encoders, from `config.json`; the pooling of sentence-transformers.
+//! The configuration of BERT encoders, from `config.json`.
 
 use crate::models::error::Result;
-use crate::models::files::{Entries, read_json};
+use crate::models::files::Entries;
 use serde_json::Value;
 use std::path::Path;
 
@@ -54,46 +54,6 @@ pub enum BertActivation {
     Relu,
 }
 
-/// How the features of a text's tokens are reduced to one vector.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Pooling {
-    /// The mean over tokens.
-    #[default]
-    Mean,
-    /// The features of the first token, `[CLS]`.
-    FirstToken,
-}
-
-impl Pooling {
-    /// Reads sentence-transformers' `1_Pooling/config.json` in the directory of a model; the mean if there is none.
-    ///
-    /// # Errors
-    /// If the file cannot be read or asks for another pooling.
-    pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
-        let path = dir.as_ref().join("1_Pooling").join("config.json");
-        let Some(config) = read_json(&path)? else {
-            return Ok(Self::Mean);
-        };
-        let entries = Entries::new(&path, &config);
-        let modes = config.as_object().into_iter().flatten();
-        let on = modes.filter(|(key, value)| key.starts_with("pooling_mode_") && **value == true);
-        let on: Vec<&str> = on.map(|(key, _)| key.as_str()).collect();
-        match on.as_slice() {
-            ["pooling_mode_mean_tokens"] => Ok(Self::Mean),
-            ["pooling_mode_cls_token"] => Ok(Self::FirstToken),
-            [] => Err(entries.error(
-                "pooling_mode_mean_tokens",
-                "true, or pooling_mode_cls_token",
-            )),
-            [first, ..] => Err(entries.error(
-                first,
-                "pooling_mode_mean_tokens or pooling_mode_cls_token alone",
-            )),
-        }
-    }
-}
-
 impl BertConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
     ///
@@ -105,6 +65,8 @@ impl BertConfig {
             return Err(config.error("model_type", "bert"));
         }
         config.only("position_embedding_type", "absolute")?;
+        // A decoder's tokens see none after them.
+        config.only("is_decoder", false)?;
         let activation = match config.text("hidden_act", "gelu")? {
             "gelu" => BertActivation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" => BertActivation::GeluTanh,

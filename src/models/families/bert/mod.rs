@@ -5,8 +5,10 @@ mod blocks;
 mod classes;
 mod config;
 mod head;
+mod pooling;
 
-pub use config::{BertActivation, BertConfig, Pooling, label_name};
+pub use config::{BertActivation, BertConfig, label_name};
+pub use pooling::Pooling;
 
 use head::{Head, POOLER};
 

@@ -1,6 +1,6 @@
 //! The configuration of Llama-like models, from `config.json`.
 
-use super::{MlaConfig, MoeConfig};
+use super::{MlaConfig, MoeConfig, defaults};
 use crate::models::error::Result;
 use crate::models::files::Entries;
 use crate::models::layers::{RopeConfig, RopeScaling};
@@ -101,18 +101,13 @@ impl LlamaConfig {
             }
         };
         let rope = match &mla {
-            None => RopeConfig::parse(&config, head_dim, theta(kind))?,
+            None => RopeConfig::parse(&config, head_dim, defaults::rope(kind))?,
             Some(mla) => latent_rope(&config, mla, kind)?,
         };
         if !matches!(config.text("hidden_act", "silu")?, "silu" | "swish") {
             return Err(config.error("hidden_act", "silu"));
         }
-        let attention_bias = config.flag("attention_bias", kind == "qwen2")?;
-        // What transformers assumes where the file says nothing.
-        let eps = match kind {
-            "mixtral" | "phi3" => 1e-5,
-            _ => 1e-6,
-        };
+        let attention_bias = config.flag("attention_bias", false)?;
         let num_layers = config.size_up_to(MAX_LAYERS, "num_hidden_layers", None)?;
         if mla.is_some() {
             num_kv_heads = num_heads;
@@ -135,15 +130,17 @@ impl LlamaConfig {
             num_heads,
             num_kv_heads,
             head_dim,
-            rms_norm_eps: config.positive("rms_norm_eps", eps)?,
+            rms_norm_eps: config.positive("rms_norm_eps", defaults::norm_eps(kind))?,
             rope,
-            qkv_bias: attention_bias,
+            // In transformers Qwen2 has them whatever the entry says.
+            qkv_bias: attention_bias || kind == "qwen2",
             output_bias: attention_bias && kind != "qwen2",
             mlp_bias: config.flag("mlp_bias", false)?,
             qk_norm: is_qwen && kind != "qwen2",
             sliding_windows,
             tie_word_embeddings: config.flag("tie_word_embeddings", false)?,
-            max_position_embeddings: config.size("max_position_embeddings", 2048)?,
+            max_position_embeddings: config
+                .size("max_position_embeddings", defaults::positions(kind))?,
             eos_token_ids: config.token_ids("eos_token_id")?,
             moe: MoeConfig::parse(&config, kind, num_layers)?,
             extra_layers: match kind {
@@ -170,18 +167,13 @@ impl LlamaConfig {
     }
 }
 
-/// The base of rotary positions that transformers assumes where the file says nothing.
-fn theta(kind: &str) -> f64 {
-    if kind == "mixtral" { 1e6 } else { 1e4 }
-}
-
 /// The rotation of the part of a head that has positions.
 fn latent_rope(config: &Entries<'_>, mla: &MlaConfig, kind: &str) -> Result<RopeConfig> {
     let whole = match kind {
         "mistral4" => mla.plain_dim + mla.rotated_dim,
         _ => mla.rotated_dim,
     };
-    let rope = RopeConfig::parse(config, whole, theta(kind))?;
+    let rope = RopeConfig::parse(config, whole, defaults::rope(kind))?;
     match rope.dim == mla.rotated_dim {
         true => Ok(rope),
         false => {
@@ -213,10 +205,15 @@ fn sliding_windows(
     kind: &str,
     num_layers: usize,
 ) -> Result<Vec<Option<usize>>> {
-    if config.get("sliding_window").is_none() {
+    const KEY: &str = "sliding_window";
+    let window = match config.get(KEY) {
+        Some(_) => Some(config.size(KEY, None)?),
+        // An entry that is null says that there is none.
+        None => defaults::window(kind).filter(|_| config.is_absent(KEY)),
+    };
+    let Some(window) = window else {
         return Ok(vec![None; num_layers]);
-    }
-    let window = config.size("sliding_window", None)?;
+    };
     if let Some(types) = config.get("layer_types") {
         let of = |value: &Value| match value.as_str() {
             Some("sliding_attention") => Some(Some(window)),

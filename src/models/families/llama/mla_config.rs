@@ -2,6 +2,7 @@
 
 use crate::models::error::Result;
 use crate::models::files::Entries;
+use crate::models::layers::rope_object;
 use candle_core::Tensor;
 
 /// Latent attention (DeepSeek-V2, V3; Mistral 4). Each head has features without and with a rotary position; the key of the latter is one
@@ -60,8 +61,7 @@ impl MlaConfig {
         };
         let plain_dim = config.size("qk_nope_head_dim", None)?;
         let rotated_dim = config.size("qk_rope_head_dim", None)?;
-        let rope = config.object("rope_parameters");
-        let rope = rope.or(config.object("rope_scaling"));
+        let rope = rope_object(config)?;
         let mut softmax_scale = 1. / ((plain_dim + rotated_dim) as f64).sqrt();
         let mut query_growth = None;
         if let Some(rope) = &rope {

@@ -6,6 +6,7 @@ mod attention;
 mod blocks;
 mod causal;
 mod config;
+mod defaults;
 mod head;
 mod joint;
 mod latent;

@@ -1,5 +1,6 @@
 //! The configuration of mixtures of experts.
 
+use super::defaults::Experts;
 use crate::models::error::Result;
 use crate::models::files::Entries;
 
@@ -123,7 +124,7 @@ impl MoeConfig {
     fn deepseek(config: &Entries<'_>, kind: &str, num_layers: usize) -> Result<Self> {
         let num_experts = config.size("n_routed_experts", None)?;
         let intermediate_size = config.size("moe_intermediate_size", None)?;
-        let is_v3 = kind == "deepseek_v3";
+        let (is_v3, usual) = (kind == "deepseek_v3", Experts::of(kind));
         let scores = if is_v3 { "sigmoid" } else { "softmax" };
         config.only("scoring_func", scores)?;
         config.only("moe_layer_freq", 1)?;
@@ -141,15 +142,19 @@ impl MoeConfig {
         };
         let groups = match best {
             None => None,
-            Some(best) => groups(config, num_experts, best)?,
+            Some(best) => groups(config, num_experts, best, &usual)?,
         };
         let normalize = config.flag("norm_topk_prob", kind != "deepseek_v2")?;
         if kind == "deepseek_v2" && normalize {
             // Implementations disagree about what it means there.
             return Err(config.error("norm_topk_prob", "false"));
         }
-        let shared = config.count("n_shared_experts")?.unwrap_or(0);
-        let dense = config.count("first_k_dense_replace")?.unwrap_or(0);
+        let count = |key: &str, usual: usize| match config.is_absent(key) {
+            true => Ok(usual),
+            false => config.count(key).map(Option::unwrap_or_default),
+        };
+        let shared = count("n_shared_experts", usual.shared)?;
+        let dense = count("first_k_dense_replace", usual.dense)?;
         Ok(Self {
             num_experts,
             experts_per_token: config.size_up_to(num_experts, "num_experts_per_tok", None)?,
@@ -161,7 +166,7 @@ impl MoeConfig {
                     false => RouterScores::Softmax,
                 },
                 groups,
-                scaling: config.positive("routed_scaling_factor", 1.)?,
+                scaling: config.positive("routed_scaling_factor", usual.scaling)?,
             },
             shared_size: (shared > 0).then(|| intermediate_size.saturating_mul(shared)),
             names: MoeNames::Qwen,
@@ -171,8 +176,16 @@ impl MoeConfig {
 }
 
 /// The groups of `n_group` and `topk_group`; None for a single one.
-fn groups(config: &Entries<'_>, num_experts: usize, best: usize) -> Result<Option<ExpertGroups>> {
-    let count = config.size("n_group", 1)?;
+fn groups(
+    config: &Entries<'_>,
+    num_experts: usize,
+    best: usize,
+    usual: &Experts,
+) -> Result<Option<ExpertGroups>> {
+    let count = match config.is_absent("n_group") {
+        true => usual.groups,
+        false => config.size("n_group", 1)?,
+    };
     if count == 1 {
         return Ok(None);
     }
@@ -181,7 +194,7 @@ fn groups(config: &Entries<'_>, num_experts: usize, best: usize) -> Result<Optio
             format!("a divisor of the {num_experts} experts that leaves {best} or more to a group");
         return Err(config.error("n_group", expected));
     }
-    let chosen = config.size_up_to(count, "topk_group", None)?;
+    let chosen = config.size_up_to(count, "topk_group", usual.chosen)?;
     Ok(Some(ExpertGroups {
         count,
         chosen,

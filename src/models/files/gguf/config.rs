@@ -6,9 +6,6 @@ use super::metadata::Dimensions;
 use super::names::Architecture;
 use serde_json::{Map, Value, json};
 
-/// Largest relative difference between the factors of `rope_freqs.weight` (f32) and those of the formula.
-const FACTOR_TOLERANCE: f32 = 1e-3;
-
 impl GgufFile {
     /// The `config.json` of this model, as transformers reads it.
     ///
@@ -24,6 +21,7 @@ impl GgufFile {
             head_dim,
         } = self.dimensions;
         let metadata = &self.metadata;
+        self.refuse_others()?;
         let window = metadata.count(".attention.sliding_window")?;
         let window = window.filter(|&window| window > 0);
         let (class, model_type) = match self.architecture {
@@ -61,11 +59,12 @@ impl GgufFile {
         if let Some(window) = window {
             set("sliding_window", json!(window));
         }
+        let biased = |part: &str| self.has(&format!("blk.0.{part}.bias"));
         if self.architecture != Architecture::Qwen2 {
-            set("attention_bias", json!(self.has("blk.0.attn_q.bias")));
+            set("attention_bias", json!(biased("attn_q")));
         }
         if self.architecture == Architecture::Llama {
-            set("mlp_bias", json!(self.has("blk.0.ffn_gate.bias")));
+            set("mlp_bias", json!(biased("ffn_gate")));
         }
         for (key, entry) in [
             ("bos_token_id", "tokenizer.ggml.bos_token_id"),
@@ -79,55 +78,48 @@ impl GgufFile {
         Ok(Value::Object(config))
     }
 
-    fn rope_scaling(&self, theta: f64) -> Result<Option<Value>, GgufError> {
-        if self.has("rope_freqs.weight") {
-            return self.llama3_scaling(theta).map(Some);
-        }
+    /// Rejects entries and biases that would change what the model computes and that its `config.json` has no place for.
+    fn refuse_others(&self) -> Result<(), GgufError> {
         let metadata = &self.metadata;
-        let factor_key = ".rope.scaling.factor";
-        let kind = match metadata.text(".rope.scaling.type")? {
-            None | Some("none") => return Ok(None),
-            Some(kind @ ("linear" | "yarn")) => kind,
-            Some(kind) => return Err(metadata.unsupported(format!("the rope scaling `{kind}`"))),
-        };
-        let factor = metadata.float(factor_key)?;
-        let factor = factor.ok_or_else(|| metadata.error(factor_key, "a number"))?;
-        let mut scaling = json!({ "rope_type": kind, "factor": factor });
-        let original = metadata.count(".rope.scaling.original_context_length")?;
-        if let (Some(original), "yarn") = (original, kind) {
-            scaling["original_max_position_embeddings"] = json!(original);
+        // llama.cpp takes 0 for "none" in all of them, and a scale of 1 has no effect.
+        for (key, usual) in [
+            (".logit_scale", [0.0, 1.0]),
+            (".residual_scale", [0.0, 1.0]),
+            (".embedding_scale", [0.0, 1.0]),
+            (".attn_logit_softcapping", [0.0, 0.0]),
+            (".final_logit_softcapping", [0.0, 0.0]),
+            (".attention.clamp_kqv", [0.0, 0.0]),
+            (".attention.temperature_scale", [0.0, 0.0]),
+        ] {
+            let value = metadata.float(key)?;
+            if value.is_some_and(|value| !usual.contains(&value)) {
+                return Err(metadata.error(key, "no entry, or one without effect"));
+            }
         }
-        Ok(Some(scaling))
-    }
-
-    /// Files have the factors of Llama 3 as a table only. The largest is the `factor`; the other settings are the same in
-    /// all of Meta's models, which the table is compared with.
-    fn llama3_scaling(&self, theta: f64) -> Result<Value, GgufError> {
-        let stored = self.stored_f32("rope_freqs.weight")?;
-        let table = stored
-            .flatten_all()
-            .and_then(|table| table.to_vec1::<f32>())
-            .map_err(|source| self.tensor_error("rope_freqs.weight", source))?;
-        let (low, high, original) = (1.0f64, 4.0f64, 8192.0f64);
-        let factor = table.iter().copied().fold(1f32, f32::max);
-        let head_dim = self.dimensions.head_dim;
-        let expected = |i: usize| -> f32 {
-            let wavelength = theta.powf((2 * i) as f64 / head_dim as f64) * std::f64::consts::TAU;
-            let smooth = (original / wavelength - low) / (high - low);
-            let smooth = smooth.clamp(0.0, 1.0);
-            (1.0 / ((1.0 - smooth) / f64::from(factor) + smooth)) as f32
-        };
-        let near = |(i, x): (usize, &f32)| (x / expected(i) - 1.0).abs() <= FACTOR_TOLERANCE;
-        if table.len() != head_dim / 2 || !table.iter().enumerate().all(near) {
-            let what = "a table `rope_freqs.weight` that is not Llama 3's".to_string();
-            return Err(self.metadata.unsupported(what));
+        let key = ".attention.scale";
+        let usual = 1.0 / (self.dimensions.head_dim as f64).sqrt();
+        let is_other = |value: f64| value != 0.0 && (value / usual - 1.0).abs() > 1e-6;
+        if metadata.float(key)?.is_some_and(is_other) {
+            return Err(metadata.error(key, "1 over the root of the features of a head"));
         }
-        Ok(json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low,
-            "high_freq_factor": high,
-            "original_max_position_embeddings": original as u64,
-        }))
+        let key = ".attention.causal";
+        if metadata.flag(key)? == Some(false) {
+            return Err(metadata.error(key, "true"));
+        }
+        let biased = |part: &str| self.has(&format!("blk.0.{part}.bias"));
+        let output = self.architecture != Architecture::Qwen2 && biased("attn_q");
+        let mlp = self.architecture == Architecture::Llama && biased("ffn_gate");
+        for (part, is_read) in [
+            ("attn_output", output),
+            ("ffn_gate", mlp),
+            ("ffn_up", mlp),
+            ("ffn_down", mlp),
+        ] {
+            if biased(part) && !is_read {
+                let what = format!("`blk.0.{part}.bias` without the biases beside it");
+                return Err(metadata.unsupported(what));
+            }
+        }
+        Ok(())
     }
 }

@@ -17,6 +17,7 @@ mod file;
 mod metadata;
 pub(crate) mod names;
 pub(crate) mod pre;
+mod rope;
 mod scan;
 mod source;
 mod vocabulary;

@@ -109,6 +109,29 @@ fn a_source_has_at_most_128_kb() {
     refused(&"x".repeat((128 << 10) + 1));
 }
 
+/// What the guide's page on models allows: values of up to 32 MB, and lists in lists, 64 deep.
+#[test]
+fn values_up_to_the_bounds_are_rendered() {
+    let text = |times: usize| {
+        let part = "x".repeat(1000);
+        format!("{{% set x = '{part}' * {times} %}}{{{{ x }}}}")
+    };
+    let length = rendered(&text(32_000)).map(|text| text.len());
+    assert_eq!(length, Ok(32_000_000));
+    let error = rendered(&text(34_000)).expect_err("too large");
+    assert!(error.contains("more than 33554432 bytes"), "{error}");
+
+    let nested = |depth: usize| {
+        let wrap = "{% set ns.x = [ns.x] %}";
+        let start = "{% set ns = namespace(x=1) %}";
+        format!("{start}{{% for i in range({depth}) %}}{wrap}{{% endfor %}}{{{{ ns.x }}}}")
+    };
+    let shown = format!("{}1{}", "[".repeat(60), "]".repeat(60));
+    assert_eq!(rendered(&nested(60)), Ok(shown));
+    let error = rendered(&nested(70)).expect_err("too deep");
+    assert!(error.contains("beyond 64 levels"), "{error}");
+}
+
 /// Each of these took more than a minute, all memory, or all of the stack.
 #[test]
 fn endless_templates_are_errors() {

@@ -19,7 +19,7 @@ const FEW_PRODUCTS: usize = 200_000;
 type Cached<'a> = (&'a Attention, View<'a>, View<'a>);
 
 /// The result for `q` `[batch, heads, queries, head_dim]`, contiguous in its shape and dtype. `calls` have the keys and values of
-/// its batch entries, in order: one call for all, or one for each. They differ in their keys alone.
+/// its batch entries, in order: one call for all, or one for each. They differ in their keys alone, and have no dropout.
 pub(crate) fn cached(q: &Tensor, calls: &[(Attention, [CacheSide<'_>; 2])]) -> Result<Storage> {
     let Some((first, _)) = calls.first() else {
         crate::base::error::internal!("attention over no cache");
@@ -60,7 +60,7 @@ fn run<T: Element>(whole: &Attention, q: View<'_>, caches: &[Cached<'_>]) -> Res
     let mut result = Vec::<T>::with_capacity(len);
     let output = Output::of(&mut result, whole, [heads, queries]);
     with_units!(in_bf16, units => match caches {
-        [(attention, k, v)] if heads / kv_heads * queries > few::MOST || attention.dropout.is_some() => {
+        [(attention, k, v)] if heads / kv_heads * queries > few::MOST => {
             let mut lse = vec![0f32; attention.batch * heads * queries];
             forward::forward(units, attention, [q, *k, *v], output, &mut lse);
         }

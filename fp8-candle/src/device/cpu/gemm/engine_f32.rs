@@ -3,9 +3,9 @@
 //! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, rows_of_a};
-use super::layout::{Order, PANEL, ROWS_STEP, SLICE, SLICE_STRIDE};
+use super::layout::{Order, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
-use super::packed_f32::{CHECKED_ROWS, panels_at_once};
+use super::packed_f32::panels_at_once;
 use super::prefetch::Ahead;
 use super::results::Block;
 use crate::base::parallel::shared::Shared;
@@ -53,16 +53,8 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// The processor must have this level.
     unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], to: To<'_>);
 
-    /// Whether [`Tiles::multiply_packed`] can decode these codes of a panel. It cannot decode every format, nor all codes
-    /// that are NaN or infinite.
-    ///
-    /// # Safety
-    /// The processor must have this level.
-    unsafe fn decodes(format: Format, codes: &[u8]) -> bool;
-
     /// [`Tiles::multiply`] for packed codes of neighbouring panels, at most as many as [`panels_at_once`] says, with
-    /// the same sums to the bit. Of up to [`CHECKED_ROWS`] rows it returns false, without having changed a sum, unless it
-    /// [decodes](Tiles::decodes) the codes; for more rows it must.
+    /// the same sums to the bit, of codes that tiles [read](super::packed_f32::reads).
     ///
     /// # Safety
     /// The processor must have this level.
@@ -73,7 +65,7 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,
-    ) -> bool;
+    );
 }
 
 /// Calls `$tile::<$rows>`; `$rows` is one of the counts.
@@ -267,9 +259,6 @@ fn multiply_packed<'b, T: Tiles>(
             *panel = codes(first + index);
         }
         let together = &together[..count];
-        // SAFETY: an engine exists only where its instructions do.
-        let decodes = |codes: &&[u8]| unsafe { T::decodes(format, codes) };
-        let packed = height::<T>(0, rows) <= CHECKED_ROWS || together.iter().all(decodes);
         let mut next = 0;
         while next < rows {
             let (row, height) = (next, height::<T>(next, rows));
@@ -280,31 +269,7 @@ fn multiply_packed<'b, T: Tiles>(
                 stride,
             };
             // SAFETY: an engine exists only where its instructions do.
-            let done = packed
-                && unsafe {
-                    T::multiply_packed(format, height, a, together, &mut sums, accumulate)
-                };
-            if done {
-                continue;
-            }
-            let mut decoded = [0.; SLICE * PANEL];
-            for (index, codes) in together.iter().enumerate() {
-                let decoded = &mut decoded[..codes.len()];
-                let sums = Sums {
-                    values: &mut sums.values[index * width..],
-                    stride,
-                };
-                let to = To {
-                    sums,
-                    accumulate,
-                    ahead: Ahead::new([&[]; 2], SLICE / STEPS, a),
-                };
-                // SAFETY: an engine exists only where its instructions do.
-                unsafe {
-                    pack_f32::decode_panel(format, codes, width, decoded);
-                    T::multiply(height, a, decoded, to);
-                }
-            }
+            unsafe { T::multiply_packed(format, height, a, together, &mut sums, accumulate) };
         }
     }
 }

@@ -83,6 +83,7 @@ mod tests;
 
 use crate::base::check::check_dims;
 use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
+use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Result, shape_error};
 use crate::device::cpu::elements::{for_dtype, storage, tensor, with_slices};
 use candle_core::{DType, Storage, Tensor};
@@ -103,7 +104,8 @@ use {
 use {engine_f32::F32Engine, kernel::Engine, pack_neon as pack_f32, tile_neon::Neon};
 
 pub(super) use epilogue::Epilogue;
-pub(super) use layout::{Order, pack_codes, unpack_codes};
+use layout::pack_codes;
+pub(super) use layout::{Order, unpack_codes};
 #[cfg(target_arch = "x86_64")]
 pub(super) use {engine_f32::tiles, pack_bf16::transpose_16, tile_amx::Tiles, tile_bf16::as_bf16};
 
@@ -147,6 +149,25 @@ pub(super) fn packed_order(isa: Isa) -> Option<Order> {
     }
 }
 
+/// The codes `[n, k]` as the kernels of this processor read them fastest, if there are any that read all of them.
+pub(super) fn pack(isa: Isa, format: Format, codes: &[u8], n: usize, k: usize) -> Option<Vec<u8>> {
+    let order = packed_order(isa)?;
+    reads(order, format, codes).then(|| pack_codes(order, codes, n, k))
+}
+
+/// Whether kernels read all of these codes in this order.
+fn reads(order: Order, format: Format, codes: &[u8]) -> bool {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    {
+        order == Order::Pairs || packed_f32::reads(format, codes)
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let _ = (order, format, codes);
+        false
+    }
+}
+
 /// `[a.kept, b.kept]`, see [`crate::device::Backend::gemm`].
 pub(super) fn gemm(
     isa: Isa,
@@ -165,10 +186,19 @@ pub(super) fn gemm(
         let expected = "row-major codes: only B may be packed".to_string();
         return Err(wrong("operand A [kept, contracted]", expected, a));
     }
+    if matches!(b.codes, GemmCodes::Packed(_))
+        && packed_order(isa).is_some_and(|order| !reads(order, b.format, &[]))
+    {
+        let expected = format!("codes that were packed as {}", b.format);
+        return Err(wrong("operand B [kept, contracted]", expected, b));
+    }
     let bias = match out.bias {
         None => None,
         Some(bias) => {
             check_dims(OP, "bias", bias, &[b.kept()])?;
+            if out.dtype == DType::F64 {
+                return with_wide_bias(isa, (a, b), out, bias);
+            }
             // Rounded to the output's dtype first.
             let bias = bias.to_dtype(out.dtype)?.to_dtype(DType::F32)?;
             Some(bias.to_vec1::<f32>()?)
@@ -184,6 +214,18 @@ pub(super) fn gemm(
             |b| for_dtype!(OP, "the output", out.dtype, T => Ok(storage(multiply::<T>(isa, a, b, bias)))),
         )
     })
+}
+
+/// [`gemm`] to f64. Epilogues add the bias in f32, so it is added after the product is done.
+fn with_wide_bias(
+    isa: Isa,
+    (a, b): (&GemmOperand<'_>, &GemmOperand<'_>),
+    out: &GemmOutput<'_>,
+    bias: &Tensor,
+) -> Result<Storage> {
+    let product = gemm(isa, a, b, &GemmOutput { bias: None, ..*out })?;
+    let product = tensor_of(product, (a.kept(), b.kept()))?;
+    take_storage(product.broadcast_add(&bias.detach().to_dtype(DType::F64)?)?)
 }
 
 /// Whether this processor has instructions that multiply bf16.

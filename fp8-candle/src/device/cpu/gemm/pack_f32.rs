@@ -162,8 +162,7 @@ fn decode_as<const E5M2: bool>(codes: &[u8], dst: &mut [f32]) {
 /// Decodes packed codes of panels of `width` columns, `[pairs][width][2]`, into values packed as B, `[sum][width]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn decode_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
-    let how = (format, Route::Half);
-    if !packed_avx2::decodes(how, packed) {
+    if !packed_f32::reads(format, packed) {
         look_up_panel(format, packed, width, dst);
     } else if format == Format::E5M2 {
         decode_panel_as::<true>(packed, width, dst);

@@ -2,9 +2,7 @@
 
 use super::kernel::Sums;
 use super::layout::NARROW_PANEL;
-use super::packed_f32::{
-    AHEAD, CHECKED_ROWS, Route, factor, packed_tile, packed_tiles, prefetch, special,
-};
+use super::packed_f32::{AHEAD, FAST_ROWS, Route, factor, packed_tile, packed_tiles, prefetch};
 use fp8_core::Format;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -25,20 +23,8 @@ pub(super) fn route() -> Route {
     })
 }
 
-/// Whether [`multiply`] can decode all of these codes: E4M3 or E5M2, none of them special for this route.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn decodes(how: (Format, Route), codes: &[u8]) -> bool {
-    match how.0 {
-        Format::E4M3 | Format::E5M2 => {
-            special(how.0, how.1).is_none_or(|bound| none_reaches(codes, bound))
-        }
-        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
-    }
-}
-
 /// Computes the sums of `rows` rows by the panels `codes`, as many as
-/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them. Of up to [`CHECKED_ROWS`] rows it returns
-/// false, without having changed a sum, unless it [`decodes`] the codes; for more rows it must.
+/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn multiply(
     how: (Format, Route),
@@ -47,14 +33,14 @@ pub(super) fn multiply(
     codes: &[&[u8]],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     packed_tiles!(rows, codes, (how, a, sums, accumulate), 1: 1, 1: 2, 1: 3, 1: 4, 2: 1, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1,)
 }
 
 packed_tile! {
     "avx2,fma,f16c", NARROW_PANEL, __m256i;
     _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_mul_ps, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_broadcast_ss;
-    _mm256_setzero_si256, _mm256_loadu_si256, _mm256_add_epi8, _mm256_max_epu8
+    _mm256_loadu_si256
 }
 
 /// [`tile`] for these numbers of rows and panels.
@@ -65,13 +51,13 @@ fn tile_of<const R: usize, const P: usize>(
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     match how {
         (Format::E4M3, Route::Half) => tile::<R, P, false, false>(a, codes, sums, accumulate),
         (Format::E4M3, Route::Shift) => tile::<R, P, false, true>(a, codes, sums, accumulate),
         (Format::E5M2, Route::Half) => tile::<R, P, true, false>(a, codes, sums, accumulate),
         (Format::E5M2, Route::Shift) => tile::<R, P, true, true>(a, codes, sums, accumulate),
-        (Format::E4M3Fnuz | Format::E5M2Fnuz, _) => false,
+        (Format::E4M3Fnuz | Format::E5M2Fnuz, _) => unreachable!("{} is not packed", how.0),
     }
 }
 
@@ -153,12 +139,4 @@ fn join<const SHIFT: bool>([even, odd]: [__m256; 2]) -> [__m256; 2] {
         _mm256_permute2f128_ps::<0x20>(low, high),
         _mm256_permute2f128_ps::<0x31>(low, high),
     ]
-}
-
-/// Whether one of the bytes is at least `bound`.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn reaches(bytes: __m256i, bound: u8) -> bool {
-    let least = _mm256_max_epu8(bytes, _mm256_set1_epi8(bound as i8));
-    _mm256_movemask_epi8(_mm256_cmpeq_epi8(least, bytes)) != 0
 }

@@ -2,29 +2,15 @@
 
 use super::kernel::Sums;
 use super::layout::PANEL;
-use super::packed_f32::{
-    AHEAD, CHECKED_ROWS, Route, factor, packed_tile, packed_tiles, prefetch, special,
-};
+use super::packed_f32::{AHEAD, FAST_ROWS, Route, factor, packed_tile, packed_tiles, prefetch};
 use fp8_core::Format;
 use std::arch::x86_64::*;
 
 /// The most rows of a tile.
 pub(super) const ROWS: usize = 12;
 
-/// Whether [`multiply`] can decode all of these codes: E4M3 or E5M2, none of them special.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn decodes(format: Format, codes: &[u8]) -> bool {
-    match format {
-        Format::E4M3 | Format::E5M2 => {
-            special(format, Route::Half).is_none_or(|bound| none_reaches(codes, bound))
-        }
-        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
-    }
-}
-
 /// Computes the sums of `rows` rows by the panels `codes`, as many as
-/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them. Of up to [`CHECKED_ROWS`] rows it returns
-/// false, without having changed a sum, unless it [`decodes`] the codes; for more rows it must.
+/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn multiply(
     format: Format,
@@ -33,7 +19,7 @@ pub(super) fn multiply(
     codes: &[&[u8]],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     packed_tiles!(
         rows, codes, (format, a, sums, accumulate),
         1: 1, 1: 2, 1: 3, 1: 4, 2: 1, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1, 10: 1, 11: 1, 12: 1,
@@ -43,7 +29,7 @@ pub(super) fn multiply(
 packed_tile! {
     "avx512f,avx512bw,avx512vl,avx512dq", PANEL, __m512i;
     _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_mul_ps, _mm512_fmadd_ps, _mm512_set1_ps, splat;
-    _mm512_setzero_si512, _mm512_loadu_si512, _mm512_add_epi8, _mm512_max_epu8
+    _mm512_loadu_si512
 }
 
 /// [`tile`] for these numbers of rows and panels.
@@ -54,11 +40,11 @@ fn tile_of<const R: usize, const P: usize>(
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     match format {
         Format::E4M3 => tile::<R, P, false, false>(a, codes, sums, accumulate),
         Format::E5M2 => tile::<R, P, true, false>(a, codes, sums, accumulate),
-        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
+        Format::E4M3Fnuz | Format::E5M2Fnuz => unreachable!("{format} is not packed"),
     }
 }
 
@@ -109,11 +95,4 @@ fn split<const SHIFT: bool>(columns: [__m512; 2]) -> [__m512; 2] {
 #[inline(always)]
 fn join<const SHIFT: bool>(columns: [__m512; 2]) -> [__m512; 2] {
     columns
-}
-
-/// Whether one of the bytes is at least `bound`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn reaches(bytes: __m512i, bound: u8) -> bool {
-    _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(bound as i8)) != 0
 }

@@ -33,22 +33,27 @@ pub(super) const fn factor(format: Format, route: Route) -> f32 {
     f32::from_bits(((127 + exponent) as u32) << 23)
 }
 
-/// Twice the smallest magnitude that a route cannot decode, as a byte: that of NaN, and with [`Route::Shift`] that of the
-/// infinity of E5M2. None if there is no such code.
-pub(super) const fn special(format: Format, route: Route) -> Option<u8> {
-    match (format, route) {
-        (Format::E4M3, _) => Some(2 * 0x7F),
-        (Format::E5M2, Route::Shift) => Some(2 * 0x7C),
-        _ => None,
+/// Twice the smallest magnitude that not all routes decode, as a byte: that of NaN, and of the infinity of E5M2. None if they
+/// decode nothing of this format.
+pub(super) const fn special(format: Format) -> Option<u8> {
+    match format {
+        Format::E4M3 => Some(2 * 0x7F),
+        Format::E5M2 => Some(2 * 0x7C),
+        Format::E4M3Fnuz | Format::E5M2Fnuz => None,
     }
 }
 
-/// Up to this many rows, tiles look for special codes on the way. Taller ones have no register for it.
-pub(super) const CHECKED_ROWS: usize = 4;
+/// Whether tiles can decode all of these codes. Others are not packed.
+#[inline(always)]
+pub(super) fn reads(format: Format, codes: &[u8]) -> bool {
+    special(format).is_some_and(|bound| codes.iter().all(|code| code << 1 < bound))
+}
+
+/// Up to this many rows, a tile takes its codes as fast as they come from memory.
+pub(super) const FAST_ROWS: usize = 4;
 
 /// Defines `tile::<R, P, E5M2, SHIFT>`: the sums of `R` rows by `P` neighbouring panels of two vectors of columns, or adds to
-/// them. Of up to [`CHECKED_ROWS`] rows it returns false, without having changed a sum, where a code is [`special`]; of more
-/// rows there must be none. And `none_reaches(codes, bound)`: whether twice the magnitudes of all codes stay below the bound.
+/// them, of codes that it [`reads`].
 ///
 /// `a`: one tile of a slice, packed as A, from the first index of the sum on. Panels begin at that index and have its length.
 #[cfg(target_arch = "x86_64")]
@@ -56,7 +61,7 @@ macro_rules! packed_tile {
     (
         $features:literal, $panel:expr, $codes:ident;
         $zero:ident, $load:ident, $store:ident, $multiply:ident, $multiply_add:ident, $set:ident, $splat:expr;
-        $zero_codes:ident, $load_codes:ident, $add:ident, $max:ident
+        $load_codes:ident
     ) => {
         #[target_feature(enable = $features)]
         fn tile<const R: usize, const P: usize, const E5M2: bool, const SHIFT: bool>(
@@ -64,7 +69,7 @@ macro_rules! packed_tile {
             codes: [&[u8]; P],
             sums: &mut Sums<'_>,
             accumulate: bool,
-        ) -> bool {
+        ) {
             const LANES: usize = $panel / 2;
             let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
             let route = if SHIFT { Route::Shift } else { Route::Half };
@@ -88,15 +93,12 @@ macro_rules! packed_tile {
                     }
                 }
             }
-            // The codes of taller tiles have been read already: what comes next is the next slice.
-            let ahead = if R <= CHECKED_ROWS {
+            // Taller tiles leave time for the whole next slice.
+            let ahead = if R <= FAST_ROWS {
                 AHEAD
             } else {
                 pairs * 2 * $panel
             };
-            let checked = R <= CHECKED_ROWS && special(format, route).is_some();
-            // Twice the greatest magnitude.
-            let mut greatest = $zero_codes();
             for pair in 0..pairs {
                 for (panel, codes) in codes.iter().enumerate() {
                     // SAFETY: all panels have this many pairs, as checked above.
@@ -104,9 +106,6 @@ macro_rules! packed_tile {
                     prefetch(codes, ahead);
                     // SAFETY: a pair of sum indices of a panel is one vector of codes.
                     let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
-                    if checked {
-                        greatest = $max(greatest, $add(codes, codes));
-                    }
                     for (index, values) in values::<E5M2, SHIFT>(codes).into_iter().enumerate() {
                         // SAFETY: A has this many pairs, as checked above.
                         let a = unsafe { &a.get_unchecked(pair)[index] };
@@ -118,11 +117,6 @@ macro_rules! packed_tile {
                         }
                     }
                 }
-            }
-            if let (true, Some(special)) = (checked, special(format, route))
-                && reaches(greatest, special)
-            {
-                return false;
             }
             let factor = $set(1. / factor(format, route));
             for (row, tile) in tile.iter().enumerate() {
@@ -137,20 +131,6 @@ macro_rules! packed_tile {
                     }
                 }
             }
-            true
-        }
-
-        #[target_feature(enable = $features)]
-        fn none_reaches(codes: &[u8], bound: u8) -> bool {
-            let (codes, rest) = codes.as_chunks::<{ 2 * $panel }>();
-            assert!(rest.is_empty(), "panels are whole vectors");
-            let mut greatest = $zero_codes();
-            for codes in codes {
-                // SAFETY: one vector of codes.
-                let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
-                greatest = $max(greatest, $add(codes, codes));
-            }
-            !reaches(greatest, bound)
         }
     };
 }

@@ -4,7 +4,7 @@
 
 use super::kernel::Sums;
 use super::layout::NARROW_PANEL;
-use super::packed_f32::{AHEAD, CHECKED_ROWS, Route, factor, packed_tiles, prefetch, special};
+use super::packed_f32::{AHEAD, FAST_ROWS, Route, factor, packed_tiles, prefetch};
 use super::row_neon::{self, Row};
 use fp8_core::Format;
 use std::arch::aarch64::*;
@@ -15,20 +15,8 @@ pub(super) const ROWS: usize = 6;
 /// A pair of sum indices of a panel.
 type Pair = [u8; 2 * NARROW_PANEL];
 
-/// Whether [`multiply`] can decode all of these codes: E4M3 or E5M2, none of them special.
-#[target_feature(enable = "neon")]
-pub(super) fn decodes(format: Format, codes: &[u8]) -> bool {
-    match format {
-        Format::E4M3 | Format::E5M2 => {
-            special(format, Route::Shift).is_none_or(|bound| none_reaches(codes, bound))
-        }
-        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
-    }
-}
-
 /// Computes the sums of `rows` rows by the panels `codes`, as many as
-/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them. Of up to [`CHECKED_ROWS`] rows it returns
-/// false, without having changed a sum, unless it [`decodes`] the codes; for more rows it must.
+/// [`panels_at_once`](super::packed_f32::panels_at_once) at most, or adds to them.
 #[target_feature(enable = "neon")]
 pub(super) fn multiply(
     format: Format,
@@ -37,7 +25,7 @@ pub(super) fn multiply(
     codes: &[&[u8]],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     packed_tiles!(rows, codes, (format, a, sums, accumulate), 1: 1, 1: 2, 1: 3, 1: 4, 2: 1, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1,)
 }
 
@@ -49,11 +37,11 @@ fn tile_of<const R: usize, const P: usize>(
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     match format {
         Format::E4M3 => tile::<R, P, false>(a, codes, sums, accumulate),
         Format::E5M2 => tile::<R, P, true>(a, codes, sums, accumulate),
-        Format::E4M3Fnuz | Format::E5M2Fnuz => false,
+        Format::E4M3Fnuz | Format::E5M2Fnuz => unreachable!("{format} is not packed"),
     }
 }
 
@@ -65,7 +53,7 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,
-) -> bool {
+) {
     let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
     let factor = factor(format, Route::Shift);
     let (a, _) = a.as_chunks::<R>();
@@ -86,22 +74,18 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
             }
         }
     }
-    // The codes of taller tiles have been read already: what comes next is the next slice.
-    let ahead = if R <= CHECKED_ROWS {
+    // Taller tiles leave time for the whole next slice.
+    let ahead = if R <= FAST_ROWS {
         AHEAD
     } else {
         pairs * 2 * NARROW_PANEL
     };
-    let mut greatest = vdupq_n_u8(0);
     for pair in 0..pairs {
         for (panel, codes) in codes.iter().enumerate() {
             // SAFETY: all panels have this many pairs, as checked above.
             let codes = unsafe { codes.get_unchecked(pair) };
             prefetch(codes, ahead);
             let codes = load(codes);
-            if R <= CHECKED_ROWS {
-                greatest = vmaxq_u8(greatest, greater_doubled(codes));
-            }
             // SAFETY: A has this many pairs, as checked above.
             let [even, odd] = unsafe { a.get_unchecked(pair) };
             // SAFETY: this function has NEON.
@@ -117,11 +101,6 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
             }
         }
     }
-    if let (true, Some(special)) = (R <= CHECKED_ROWS, special(format, Route::Shift))
-        && vmaxvq_u8(greatest) >= special
-    {
-        return false;
-    }
     for (row, tile) in tile.iter().enumerate() {
         for (panel, &tile) in tile.iter().enumerate() {
             let to = sums.wrapping_add(row * stride + panel * NARROW_PANEL);
@@ -129,7 +108,6 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
             unsafe { row_neon::store(row_neon::multiply(tile, 1. / factor), to) };
         }
     }
-    true
 }
 
 /// Packed codes of a panel, pair by pair.
@@ -139,28 +117,11 @@ fn pairs_of(codes: &[u8]) -> &[Pair] {
     pairs
 }
 
-/// Whether twice the magnitudes of all codes stay below the bound.
-#[target_feature(enable = "neon")]
-fn none_reaches(codes: &[u8], bound: u8) -> bool {
-    let mut greatest = vdupq_n_u8(0);
-    for pair in pairs_of(codes) {
-        greatest = vmaxq_u8(greatest, greater_doubled(load(pair)));
-    }
-    vmaxvq_u8(greatest) < bound
-}
-
 #[inline]
 #[target_feature(enable = "neon")]
 fn load(codes: &Pair) -> [uint8x16_t; 2] {
     // SAFETY: 32 bytes.
     unsafe { [vld1q_u8(codes.as_ptr()), vld1q_u8(codes.as_ptr().add(16))] }
-}
-
-/// Twice the greater magnitude in each lane of two vectors.
-#[inline]
-#[target_feature(enable = "neon")]
-fn greater_doubled([left, right]: [uint8x16_t; 2]) -> uint8x16_t {
-    vmaxq_u8(vshlq_n_u8::<1>(left), vshlq_n_u8::<1>(right))
 }
 
 /// The values of the even sum index, columns in order.

@@ -27,11 +27,6 @@ unsafe impl Tiles for Avx512 {
         unsafe { multiply_avx512(rows, a, b, to) }
     }
 
-    unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
-        // SAFETY: the caller guarantees this level.
-        unsafe { packed_avx512::decodes(format, codes) }
-    }
-
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
@@ -39,7 +34,7 @@ unsafe impl Tiles for Avx512 {
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,
-    ) -> bool {
+    ) {
         // SAFETY: the caller guarantees this level.
         unsafe { packed_avx512::multiply(format, rows, a, codes, sums, accumulate) }
     }
@@ -57,11 +52,6 @@ unsafe impl Tiles for Avx2 {
         unsafe { multiply_avx2(rows, a, b, to) }
     }
 
-    unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
-        // SAFETY: the caller guarantees this level.
-        unsafe { packed_avx2::decodes((format, packed_avx2::route()), codes) }
-    }
-
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
@@ -69,7 +59,7 @@ unsafe impl Tiles for Avx2 {
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,
-    ) -> bool {
+    ) {
         let how = (format, packed_avx2::route());
         // SAFETY: the caller guarantees this level.
         unsafe { packed_avx2::multiply(how, rows, a, codes, sums, accumulate) }

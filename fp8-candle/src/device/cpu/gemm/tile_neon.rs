@@ -25,11 +25,6 @@ unsafe impl Tiles for Neon {
         unsafe { multiply(rows, a, b, to) }
     }
 
-    unsafe fn decodes(format: Format, codes: &[u8]) -> bool {
-        // SAFETY: the caller guarantees this level.
-        unsafe { packed_neon::decodes(format, codes) }
-    }
-
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
@@ -37,7 +32,7 @@ unsafe impl Tiles for Neon {
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,
-    ) -> bool {
+    ) {
         // SAFETY: the caller guarantees this level.
         unsafe { packed_neon::multiply(format, rows, a, codes, sums, accumulate) }
     }

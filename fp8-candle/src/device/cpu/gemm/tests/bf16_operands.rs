@@ -98,10 +98,13 @@ fn sums_are_as_close_as_their_roundings() {
 fn values_of_codes_give_what_codes_give() {
     use super::super::engine_bf16::Bf16Engine;
     let mut rng = StdRng::seed_from_u64(2);
-    for isa in Isa::available() {
-        if Bf16Engine::of(isa).is_none() {
-            continue;
-        }
+    let levels: Vec<Isa> = Isa::available()
+        .filter(|&isa| Bf16Engine::of(isa).is_some())
+        .collect();
+    if levels.is_empty() {
+        fp8_test_support::skipped("this processor multiplies no bf16");
+    }
+    for isa in levels {
         for [m, n, k] in SIZES {
             for (of_a, of_b) in [(Cols, Cols), (Cols, Rows), (Rows, Rows), (Rows, Cols)] {
                 let mut side = |sizes: (usize, usize), contraction| {

@@ -76,6 +76,7 @@ fn scales_of_any_size_scale_their_groups() {
             let expected = products(&a, &b);
             for isa in Isa::available() {
                 let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+                assert_eq!(y.len(), expected.len());
                 for (at, (&y, sum)) in y.iter().zip(&expected).enumerate() {
                     let error = (f64::from(y) - sum.value).abs();
                     // A result may be subnormal.
@@ -117,8 +118,8 @@ fn a_row_does_not_depend_on_the_scales_of_others() {
             let expected = bits(&all[row * n..][..count * n]);
             let y = multiply::<f32>(isa, &some.row_major(), &b.row_major(), None);
             assert_eq!(bits(&y), expected, "{isa:?}, row {row}, {count} rows");
-            if let Some(order) = packed_order(isa) {
-                let packed = pack_codes(order, &b.codes, n, k);
+            if let Some(packed) = pack(isa, b.format, &b.codes, n, k) {
+                let order = packed_order(isa).unwrap();
                 let b = b.side(Elements::Panels(order, &packed));
                 let y = multiply::<f32>(isa, &some.row_major(), &b, None);
                 let rows = format!("row {row}, {count} rows");

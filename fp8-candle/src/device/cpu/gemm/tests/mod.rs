@@ -12,7 +12,7 @@ mod packing_f32;
 
 use super::layout::{SLICE, pack_codes};
 use super::side::{Elements, Side};
-use super::{multiply, packed_order};
+use super::{multiply, pack, packed_order};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Format, Granularity, Isa};
 use fp8_test_support::rounding;
@@ -169,9 +169,9 @@ fn check(isa: Isa, a: &Operand, b: &Operand, expected: &[Sum], what: &str) {
     let what = format!("{isa:?}, {what}, {:?} x {:?}", a.sizes, b.sizes);
     let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
     assert_close(&y, expected, a.sizes.1, &what);
-    if let (Cols, Some(order)) = (b.contraction, packed_order(isa)) {
-        let (n, k) = b.sizes;
-        let packed = pack_codes(order, &b.codes, n, k);
+    let (n, k) = b.sizes;
+    if let (Cols, Some(packed)) = (b.contraction, pack(isa, b.format, &b.codes, n, k)) {
+        let order = packed_order(isa).unwrap();
         let b = b.side(Elements::Panels(order, &packed));
         let of_packed = multiply::<f32>(isa, &a.row_major(), &b, None);
         assert_eq!(of_packed, y, "{what}: packed codes");
@@ -304,6 +304,7 @@ fn nan_and_infinity_come_out() {
                 let expected = products(&a, &b);
                 for isa in Isa::available() {
                     let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+                    assert_eq!(y.len(), expected.len());
                     for (at, (&y, expected)) in y.iter().zip(&expected).enumerate() {
                         let (y, expected) = (f64::from(y), expected.value);
                         let same = y == expected || y.is_nan() && expected.is_nan();
@@ -340,14 +341,16 @@ fn results_are_rounded_before_the_bias_is_added() {
     for isa in Isa::available() {
         let sums = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
         let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), Some(&bias));
+        assert_eq!((sums.len(), y.len()), (20 * 37, 20 * 37));
         assert!((0..y.len()).all(|i| y[i] == sums[i] + bias[i % 37]));
         let y = multiply::<bf16>(isa, &a.row_major(), &b.row_major(), Some(&bias));
         let rounded = |i: usize| bf16::from_f32(bf16::from_f32(sums[i]).to_f32() + bias[i % 37]);
-        assert!(y.iter().enumerate().all(|(i, &y)| y == rounded(i)));
+        assert!(y.len() == sums.len() && y.iter().enumerate().all(|(i, &y)| y == rounded(i)));
         let y = multiply::<f16>(isa, &a.row_major(), &b.row_major(), Some(&bias));
         let rounded = |i: usize| f16::from_f32(f16::from_f32(sums[i]).to_f32() + bias[i % 37]);
-        assert!(y.iter().enumerate().all(|(i, &y)| y == rounded(i)));
+        assert!(y.len() == sums.len() && y.iter().enumerate().all(|(i, &y)| y == rounded(i)));
         let y = multiply::<f64>(isa, &a.row_major(), &b.row_major(), None);
+        assert_eq!(y.len(), sums.len());
         assert!(y.iter().zip(&sums).all(|(&y, &sum)| y == f64::from(sum)));
     }
 }

@@ -11,10 +11,11 @@ fn packing_equals_its_definition() {
     use super::super::layout::Order;
     use crate::base::parallel::shared::Shared;
 
-    for isa in Isa::available() {
-        let Some(engine) = Bf16Engine::of(isa) else {
-            continue;
-        };
+    let engines: Vec<Bf16Engine> = Isa::available().filter_map(Bf16Engine::of).collect();
+    if engines.is_empty() {
+        fp8_test_support::skipped("this processor multiplies no bf16");
+    }
+    for engine in engines {
         for format in Format::ALL {
             let sizes = [
                 (1, 1),

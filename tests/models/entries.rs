@@ -1,0 +1,111 @@
+//! Entries of a `config.json` that change what a model computes are followed as transformers follows them, or refused by name.
+
+use fp8::models::{BertConfig, Error, LlamaConfig, Result, RopeScaling};
+use serde_json::{Value, json};
+
+/// A configuration of `kind` with heads of 16 features and these entries.
+fn parse(kind: &str, entries: &Value) -> Result<LlamaConfig> {
+    let mut config = json!({
+        "model_type": kind, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 1,
+    });
+    for (key, value) in entries.as_object().expect("an object") {
+        config[key] = value.clone();
+    }
+    LlamaConfig::parse("config.json", &config)
+}
+
+/// The entry that the error names.
+fn refused<T: std::fmt::Debug>(parsed: Result<T>) -> String {
+    match parsed {
+        Err(Error::Config { key, .. }) => key,
+        other => panic!("an entry is to be refused: {other:?}"),
+    }
+}
+
+/// transformers 5 follows `rope_scaling` where a file has both, other programs `rope_parameters`.
+#[test]
+fn positions_under_two_names_are_the_same() -> Result<()> {
+    let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e6 });
+    let new = parse("qwen3", &json!({ "rope_parameters": yarn }))?.rope;
+    assert!(matches!(
+        new.scaling,
+        RopeScaling::Yarn { original: 64, .. }
+    ));
+    assert_eq!(new.theta, 1e6);
+    let old = json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 });
+    for entries in [
+        json!({ "rope_parameters": yarn, "rope_scaling": old, "rope_theta": 1e6 }),
+        json!({ "rope_parameters": yarn, "rope_scaling": {} }),
+        json!({ "rope_scaling": old, "rope_theta": 1e6 }),
+    ] {
+        assert_eq!(parse("qwen3", &entries)?.rope, new, "{entries}");
+    }
+    let plain = json!({ "rope_type": "default", "rope_theta": 1e6 });
+    for entries in [
+        json!({ "rope_parameters": plain, "rope_scaling": old, "rope_theta": 1e6 }),
+        // The base of positions would be the usual one.
+        json!({ "rope_parameters": yarn, "rope_scaling": old }),
+    ] {
+        assert_eq!(
+            refused(parse("qwen3", &entries)),
+            "rope_scaling",
+            "{entries}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn positions_that_layers_do_not_share_are_refused() {
+    let of_layers = json!({ "full_attention": { "rope_theta": 1e6 }, "sliding_attention": { "rope_theta": 1e4 } });
+    let entries = json!({ "rope_parameters": of_layers });
+    let key = "rope_parameters.full_attention";
+    assert_eq!(refused(parse("qwen3", &entries)), key);
+    let text = json!({ "rope_scaling": "yarn" });
+    assert_eq!(refused(parse("llama", &text)), "rope_scaling");
+}
+
+/// transformers rotates a part of a head's features in a Phi-3, and all of them in the others whatever the entry says.
+#[test]
+fn a_part_of_a_head_rotates_in_phi3_alone() -> Result<()> {
+    let part = json!({ "partial_rotary_factor": 0.5 });
+    assert_eq!(parse("phi3", &part)?.rope.dim, 8);
+    for kind in ["llama", "mistral", "qwen2", "qwen3"] {
+        assert_eq!(refused(parse(kind, &part)), "partial_rotary_factor");
+        let inside = json!({ "rope_parameters": part });
+        let key = "rope_parameters.partial_rotary_factor";
+        assert_eq!(refused(parse(kind, &inside)), key, "{kind}");
+        let all = json!({ "partial_rotary_factor": 1.0 });
+        assert_eq!(parse(kind, &all)?.rope.dim, 16, "{kind}");
+    }
+    Ok(())
+}
+
+/// The first files of Phi-3 have other names for `longrope`, and one without the original length was trained for 4096 tokens.
+#[test]
+fn long_positions_of_phi3_have_three_names() -> Result<()> {
+    for name in ["longrope", "su", "yarn"] {
+        let factors = vec![1.5; 8];
+        let scaling = json!({ "type": name, "factor": 32.0, "short_factor": factors, "long_factor": factors });
+        let entries = json!({ "rope_scaling": scaling, "max_position_embeddings": 131_072 });
+        let found = parse("phi3", &entries)?.rope.scaling;
+        let is_long = matches!(&found, RopeScaling::LongRope { original: 4096, .. });
+        assert!(is_long, "{name}: {found:?}");
+    }
+    Ok(())
+}
+
+/// Its tokens see none after them.
+#[test]
+fn a_bert_that_decodes_is_refused() -> Result<()> {
+    let mut config = json!({
+        "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "is_decoder": false,
+    });
+    BertConfig::parse("config.json", &config)?;
+    config["is_decoder"] = json!(true);
+    let parsed = BertConfig::parse("config.json", &config);
+    assert_eq!(refused(parsed), "is_decoder");
+    Ok(())
+}
