@@ -297,7 +297,7 @@ fn entries_of_a_generation_configuration_without_effect_are_named_once() {
         std::fs::write(folder.join("generation_config.json"), entries).unwrap();
         GenerationOptions::from_dir(&folder).unwrap();
     };
-    let said = || said("without effect here");
+    let said = || said("no effect here, so texts");
     read(
         "none",
         r#"{"do_sample": false, "min_p": 0.1, "suppress_tokens": []}"#,
@@ -311,7 +311,7 @@ fn entries_of_a_generation_configuration_without_effect_are_named_once() {
         assert_eq!(said(), 1);
     }
     assert_eq!(
-        crate::said("generation_config.json: min_p, no_repeat_ngram_size are without effect"),
+        crate::said("generation_config.json: min_p, no_repeat_ngram_size have no effect"),
         1
     );
 }

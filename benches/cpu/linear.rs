@@ -122,7 +122,7 @@ fn steps(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
             ours: Some(*ours),
             f32: Some(*plain_ms),
             bf16: bf16_ms,
-            q8_0: None,
+            ..Times::default()
         };
         session.report_ratio(case, Some(bar), times, work)?;
     }

@@ -39,10 +39,11 @@ pub fn run(args: &Args) -> Result<()> {
     let mut group = |group: Group, threads: usize, isa: Option<&str>| -> Result<()> {
         child(args, group, threads, isa, |measured| {
             let mut row = measured.row;
-            row.peak_fraction = measured
-                .work
-                .zip(row.ours_ms)
-                .and_then(|(work, ms)| peaks.fraction(work, ms, row.threads, isa));
+            let of_peak = || {
+                let (work, ms) = measured.work.zip(row.ours_ms)?;
+                peaks.fraction(work, ms, row.threads, isa)
+            };
+            row.peak_fraction = row.peak_fraction.or_else(of_peak);
             if isa == Some("avx512bf16") && !peaks.bf16_doubles_f32() {
                 row.bars = Bars::default();
             }

@@ -139,7 +139,8 @@ fn read_bandwidth(threads: usize) -> (f64, f64) {
     (one, all.fold(one, f64::max))
 }
 
-fn sum(data: &[u64]) -> u64 {
+/// The sum of all, as fast as they come from memory.
+pub fn sum(data: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: the processor has avx512f.

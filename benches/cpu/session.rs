@@ -23,6 +23,8 @@ pub struct Times {
     pub f32: Option<f64>,
     pub bf16: Option<f64>,
     pub q8_0: Option<f64>,
+    /// Of reading what must come from memory.
+    pub read: Option<f64>,
 }
 
 /// The contestants of a case by column.
@@ -95,21 +97,26 @@ impl Session {
 
     /// Lets the contestants of a case take turns.
     pub fn time(&self, field: Field<'_>) -> Result<Times> {
-        let columns = [
-            field.f32.is_some(),
-            field.bf16.is_some(),
-            field.q8_0.is_some(),
-        ];
+        self.time_beside(field, None)
+    }
+
+    /// [`Session::time`] beside what reads the same bytes and does nothing else: the bandwidth of a shared machine changes from one minute
+    /// to the next.
+    pub fn time_beside(&self, field: Field<'_>, read: Option<Contestant<'_>>) -> Result<Times> {
+        let others = [field.f32, field.bf16, field.q8_0, read];
+        let columns = others.each_ref().map(Option::is_some);
         let mut contestants = vec![field.ours];
-        contestants.extend([field.f32, field.bf16, field.q8_0].into_iter().flatten());
+        contestants.extend(others.into_iter().flatten());
         let mut medians = race(&mut contestants, &self.pace())?.into_iter();
         let ours = medians.next();
-        let [f32, bf16, q8_0] = columns.map(|there| if there { medians.next() } else { None });
+        let [f32, bf16, q8_0, read] =
+            columns.map(|there| if there { medians.next() } else { None });
         Ok(Times {
             ours,
             f32,
             bf16,
             q8_0,
+            read,
         })
     }
 
@@ -150,7 +157,7 @@ impl Session {
             candle_f32_ms: times.f32,
             candle_bf16_ms: times.bf16,
             q8_0_ms: times.q8_0,
-            peak_fraction: None,
+            peak_fraction: times.read.zip(times.ours).map(|(read, ours)| read / ours),
         };
         println!("{}", serde_json::to_string(&Measured { row, work })?);
         Ok(())

@@ -1,6 +1,7 @@
 //! Few tokens times frozen FP8 weights, the input cast in the call: serving.
 
 use crate::inputs::{check, last_level_cache, normal};
+use crate::peaks::sum;
 use crate::rows::{Bars, Work};
 use crate::session::{Field, Session};
 use crate::timing::Contestant;
@@ -143,14 +144,34 @@ impl Weights {
             black_box(weight.forward(&x)?);
         }
         let with_bf16 = !self.bf16.is_empty();
-        let times = session.time(Field {
+        let field = Field {
             ours: in_turn(&self.ours, &x),
             f32: Some(in_turn(&self.f32, &x)),
             bf16: with_bf16.then(|| in_turn(&self.bf16, &narrow).optional()),
             q8_0: session.forced.is_none().then(|| in_turn(&self.q8_0, &x)),
-        })?;
+        };
+        let bytes = match work {
+            Work::Flop(_) => vec![],
+            Work::Read(bytes) => vec![vec![1u64; bytes as usize / 8]; self.ours.len()],
+        };
+        let read = (!bytes.is_empty()).then(|| reading_in_turn(&bytes, session.threads));
+        let times = session.time_beside(field, read)?;
         session.report_ratio(case, bars, times, work)
     }
+}
+
+/// Every run reads the next of `all`, with so many threads.
+fn reading_in_turn(all: &[Vec<u64>], threads: usize) -> Contestant<'_> {
+    let mut all = all.iter().cycle();
+    Contestant::new(move || {
+        if let Some(bytes) = all.next() {
+            let parts = bytes.chunks(bytes.len().div_ceil(threads).max(1));
+            fp8::fp8_candle::parallel::for_each(parts, |part| {
+                black_box(sum(black_box(part)));
+            });
+        }
+        Ok(())
+    })
 }
 
 /// Every run takes the next of `layers`.

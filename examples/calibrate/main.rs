@@ -19,6 +19,7 @@ use fp8::{
     Autocast, ExportOptions, Ragged, Recipe, atomic, fp8_autocast, prepare_fp8,
     save_calibrated_with, with_fp8,
 };
+use fp8_files::python_json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -69,12 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outputs = BTreeMap::new();
     let served = match (&args.recipe, &args.out) {
         (Some(recipe), Some(out)) => {
-            if let (Some(found), false) = (file_of_a_model(out), args.overwrite) {
-                bail!(
-                    "{} holds a model ({found}): replace it by --overwrite, or name another folder with --out",
-                    out.display()
-                );
-            }
+            check_folder(out, args.overwrite)?;
             let model = open(&args.model, &ModelOptions::new())?;
             let calibrated = export(args, recipe, out, &model, ids)?;
             outputs.insert("calibrated".to_string(), calibrated);
@@ -95,8 +91,25 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The first file in a folder that is of a model: a part of another one would be mixed with what is written.
-fn file_of_a_model(dir: &Path) -> Option<String> {
+/// Fails for a folder with a model that is not to be replaced, or with files that would stay beside what is written, which a reader would mix.
+fn check_folder(dir: &Path, overwrite: bool) -> Result<()> {
+    let files = files_of_a_model(dir);
+    let is_written = |name: &&String| ["config.json", "model.safetensors"].contains(&name.as_str());
+    match (files.iter().find(|name| !is_written(name)), files.first()) {
+        (Some(other), _) => bail!(
+            "{} holds a part of another model ({other}): remove it, or name another folder with --out",
+            dir.display()
+        ),
+        (None, Some(found)) if !overwrite => bail!(
+            "{} holds a model ({found}): replace it by --overwrite, or name another folder with --out",
+            dir.display()
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The files in a folder that are of a model, sorted.
+fn files_of_a_model(dir: &Path) -> Vec<String> {
     let is_of_one = |name: &str| {
         let ends = [".safetensors", ".safetensors.index.json"];
         name == "config.json" || ends.iter().any(|end| name.ends_with(end))
@@ -104,7 +117,9 @@ fn file_of_a_model(dir: &Path) -> Option<String> {
     // What is no folder, or cannot be read, fails when files are written.
     let names = (std::fs::read_dir(dir).into_iter().flatten())
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter(|name| is_of_one(name)).min()
+    let mut names: Vec<String> = names.filter(|name| is_of_one(name)).collect();
+    names.sort();
+    names
 }
 
 /// Calibrates and writes the model; returns the outputs of the calibrated model in memory.
@@ -115,7 +130,7 @@ fn export(args: &Args, recipe: &Recipe, out: &Path, model: &Model, ids: &Tensor)
     guard.close()?;
     let config = read_text(args.model.join("config.json"), MAX_CONFIG)?;
     let options = ExportOptions::new()
-        .with_config(serde_json::from_str(&config)?)
+        .with_config(serde_json::from_value(python_json::parse(&config)?)?)
         .with_spelling(args.to)
         .with_power_of_two_inputs(args.power_of_two_inputs)
         .with_ragged(Ragged::Rowwise);

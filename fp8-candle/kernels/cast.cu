@@ -148,10 +148,10 @@ __device__ void cast_groups(const T* x, uint8_t* codes, float* amax, float* quan
 }
 
 // Every format, rounding, overflow and grid of scales. A thread takes four values in a row, which share a block of random words.
-template <class T>
+template <bool DIVIDES, class T>
 __device__ void cast_general(const T* x, const float* all_scales, uint8_t* codes, uint32_t* amax, uint64_t n,
                              uint64_t cols, uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols,
-                             const Encoder& encoder, bool divides, uint64_t seed, uint32_t step, uint32_t tensor) {
+                             const Encoder& encoder, uint64_t seed, uint32_t step, uint32_t tensor) {
   constexpr int N = 4;
   const bool one = block_cols >= cols && block_rows >= n / cols;
   const bool wide = (reinterpret_cast<uint64_t>(x) % (N * sizeof(T)) | reinterpret_cast<uint64_t>(codes) % N) == 0;
@@ -181,7 +181,7 @@ __device__ void cast_general(const T* x, const float* all_scales, uint8_t* codes
     for (int j = 0; j < N; j++) {
       if (j >= count) break;
       largest = max(largest, magnitude_bits(v[j]));
-      encoded[j] = encoder.code(scaled_bits(v[j], scales[j], divides), random[j]);
+      encoded[j] = encoder.code(scaled_bits<DIVIDES>(v[j], scales[j]), random[j]);
     }
     if (wide && count == N) {
       *reinterpret_cast<uint32_t*>(codes + first) = encoded[0] | encoded[1] << 8 | encoded[2] << 16 | encoded[3] << 24;
@@ -231,6 +231,14 @@ __device__ __forceinline__ void cast_matrix(const Source& source, const Scales& 
                                                         uint32_t policy, float eps, uint32_t power_of_two) {          \
     cast_groups<DIVIDES>(x, codes, amax, quant_scale, dequant_scale, groups, width, lanes, target, max_value, policy, \
                          eps, power_of_two != 0);                                                                     \
+  }                                                                                                                   \
+  extern "C" __global__ void fp8_##NAME##_general_##TYPE(                                                             \
+      const T* x, const float* scales, uint8_t* codes, uint32_t* amax, uint64_t n, uint64_t cols,                     \
+      uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols, uint32_t format, uint32_t rounding,              \
+      uint32_t saturate, uint32_t via_f16, uint64_t seed, uint32_t step, uint32_t tensor) {                           \
+    const Encoder encoder(format, rounding, saturate != 0, via_f16 != 0);                                             \
+    cast_general<DIVIDES>(x, scales, codes, amax, n, cols, block_rows, block_cols, scale_cols, encoder, seed, step,   \
+                          tensor);                                                                                    \
   }
 
 #define DEFINE(T, NAME)                                                                                               \
@@ -250,13 +258,5 @@ __device__ __forceinline__ void cast_matrix(const Source& source, const Scales& 
       fp8_cast_columns_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed, uint32_t* amax, \
                     uint64_t rows, uint64_t cols, uint32_t run, uint32_t pitch, uint32_t target) {                    \
     cast_matrix(Stored<T>{x, cols}, ColumnScales{quant_scale, run, pitch}, {codes, transposed, amax, nullptr, saturates(target)}, rows, cols, target); \
-  }                                                                                                                   \
-  extern "C" __global__ void fp8_cast_general_##NAME(                                                                 \
-      const T* x, const float* scales, uint8_t* codes, uint32_t* amax, uint64_t n, uint64_t cols,                     \
-      uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols, uint32_t format, uint32_t rounding,              \
-      uint32_t saturate, uint32_t via_f16, uint32_t divides, uint64_t seed, uint32_t step, uint32_t tensor) {         \
-    const Encoder encoder(format, rounding, saturate != 0, via_f16 != 0);                                             \
-    cast_general(x, scales, codes, amax, n, cols, block_rows, block_cols, scale_cols, encoder, divides != 0, seed,    \
-                 step, tensor);                                                                                       \
   }
 FP8_FOR_FLOATS(DEFINE)

@@ -23,8 +23,8 @@ template <bool DIVIDES> __device__ __forceinline__ float apply_scale(float x, fl
 }
 
 // The bits of this product or quotient; a NaN has the sign of x, whatever made it NaN.
-__device__ __forceinline__ uint32_t scaled_bits(float x, float scale, bool divides) {
-  const uint32_t magnitude = magnitude_bits(divides ? apply_scale<true>(x, scale) : apply_scale<false>(x, scale));
+template <bool DIVIDES> __device__ __forceinline__ uint32_t scaled_bits(float x, float scale) {
+  const uint32_t magnitude = magnitude_bits(apply_scale<DIVIDES>(x, scale));
   const uint32_t flip = magnitude > 0x7F800000u ? 0u : __float_as_uint(scale);
   return magnitude | ((__float_as_uint(x) ^ flip) & 0x80000000u);
 }

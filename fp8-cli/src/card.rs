@@ -59,6 +59,9 @@ impl Card {
         }
         if let Some(path) = &self.eval {
             let is_encoder = matches!(known_classes(base.path()), Ok(Some(_)));
+            if is_encoder {
+                Pooling::of_dir(base.path())?;
+            }
             texts::check(path, &base.tokenizer()?, is_encoder)?;
         }
         Ok(())

@@ -43,7 +43,7 @@ pub struct Args {
     /// End before this text
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Seed of the draws [default: 0]
+    /// Seed of the draws; at a temperature of 0 there are none [default: 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Print texts, tokens and times as JSON
@@ -72,12 +72,11 @@ impl Args {
             .with_seed(self.seed.unwrap_or(0)))
     }
 
-    /// Fails for flags that change nothing beside the others and the model's settings.
+    /// Fails for flags that change nothing beside the others and the model's settings. Scripts may always give a seed.
     fn check_effects(&self, options: &GenerationOptions) -> Result<()> {
         let of_draws = [
             (self.top_k.is_some(), "--top-k"),
             (self.top_p.is_some(), "--top-p"),
-            (self.seed.is_some(), "--seed"),
         ];
         let given: Vec<&str> = of_draws
             .into_iter()

@@ -126,7 +126,7 @@ pub struct Cast {
     #[serde(default)]
     pub via_f16: bool,
     /// The scales given to the cast are dequant_scales, which values are divided by, instead of quant_scales, which they are multiplied
-    /// by: engines divide the inputs of a served model. The methods for one value do not look at it.
+    /// by: so compressed-tensors casts, and vLLM the inputs that have a scale per token. The methods for one value do not look at it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub divides: bool,
 }

@@ -10,7 +10,7 @@
 //! - [`dynamic_quant_scale`] and its like make a scale from an amax (max |x|), [`update_slot`] one from a history.
 //!
 //! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
-//! other (engines divide by the `dequant_scale` instead, see [`Cast::divides`]):
+//! other (casts for served models divide by the `dequant_scale` instead, see [`Cast::divides`]):
 //!
 //! ```
 //! use fp8_core::{Cast, Format, amax, decode, dynamic_quant_scale, encode, reciprocal};

@@ -39,8 +39,8 @@ pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid
     });
 }
 
-/// The codes of `x * quant_scale` for each `x` of `src`, with the scale of its block. If the cast [divides](Cast::divides), the scales
-/// are dequant_scales, and the codes those of `x / dequant_scale`.
+/// The codes of `x * quant_scale` for each `x` of `src`, with the scale of its block. If the cast [divides](Cast::divides),
+/// `quant_scales` are dequant_scales, and the codes those of `x / dequant_scale`.
 ///
 /// Stochastic rounding numbers the elements of the whole matrix in row-major order.
 ///

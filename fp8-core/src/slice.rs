@@ -18,7 +18,7 @@ pub fn amax<T: HighPrecision>(src: &[T]) -> f32 {
 }
 
 /// The codes of `x * quant_scale` for each `x` of `src`; elements are numbered from 0 for stochastic rounding. If the cast
-/// [divides](Cast::divides), the scale is a dequant_scale, and the codes are those of `x / dequant_scale`.
+/// [divides](Cast::divides), `quant_scale` is a dequant_scale, and the codes are those of `x / dequant_scale`.
 ///
 /// ```
 /// use fp8_core::{Cast, Format, encode};

@@ -179,7 +179,11 @@ impl DynamicLossScaler {
             }
         }
         let veto = self.judged.veto(first, versions.iter())?;
-        Ok((unscaled.non_finite(veto.marks()?)?, veto))
+        let non_finite = unscaled.non_finite(veto.marks()?)?;
+        if non_finite > 0 {
+            versions.iter().for_each(WeightVersion::note_step);
+        }
+        Ok((non_finite, veto))
     }
 
     /// Fails after too many steps skipped in a row.

@@ -23,21 +23,26 @@ pub(crate) struct CastVeto(Vec<NonFiniteCounts>);
 
 impl CastVeto {
     /// Collects the state tables of the models that have these variables: what their casts have seen that a reader has not `judged` before,
-    /// and what it has judged then.
+    /// and what it has judged then: while a device records, what it has judged before.
     pub(crate) fn of<'a>(
         versions: impl Iterator<Item = &'a WeightVersion>,
         judged: &JudgedCasts,
     ) -> Result<(Self, JudgedCasts)> {
         let mut found: Vec<NonFiniteCounts> = vec![];
-        let mut now = vec![];
+        let (mut now, mut is_recorded) = (vec![], false);
         for table in versions.flat_map(WeightVersion::tables) {
             if !found.iter().any(|known| Arc::ptr_eq(known.table(), &table)) {
                 let (counts, known) = NonFiniteCounts::since(table, &judged.0)?;
                 found.push(counts);
-                now.push(known);
+                is_recorded |= known.is_none();
+                now.extend(known);
             }
         }
-        Ok((Self(found), JudgedCasts(now)))
+        let judged = match is_recorded {
+            true => judged.clone(),
+            false => JudgedCasts(now),
+        };
+        Ok((Self(found), judged))
     }
 
     /// Per table an f64 scalar on its device: 0, or NaN if a cast has seen Inf or NaN. Waits for no device.
@@ -75,6 +80,8 @@ impl JudgedSets {
         versions: impl Iterator<Item = &'a WeightVersion>,
     ) -> Result<CastVeto> {
         let mut sets = self.lock();
+        // Sets of models that are gone, as in a sweep.
+        sets.retain(|_, judged| judged.0.iter().any(Judged::is_current));
         let judged = sets.entry(first).or_default();
         let (veto, now) = CastVeto::of(versions, judged)?;
         *judged = now;

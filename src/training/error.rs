@@ -115,18 +115,16 @@ pub enum Error {
     },
     /// A folder for a new run holds another one.
     #[error(
-        "{} holds an earlier run ({found}): resume it, replace it, or name another folder",
+        "{} holds an earlier run (run.json): resume it, replace it, or name another folder",
         path.display()
     )]
     RunExists {
         /// The folder.
         path: PathBuf,
-        /// A file of that run.
-        found: String,
     },
     /// The folder holds what a run would write, but no run: it belongs to another program.
     #[error(
-        "{} holds {found} but no run.json, so it is not of a run and stays: name another folder",
+        "{} holds {found} but no run.json, so no run wrote it: remove it, or choose another folder",
         path.display()
     )]
     NotOfARun {

@@ -66,10 +66,7 @@ impl RunFolder {
                 });
             }
             Some(_) if !replace => {
-                return Err(Error::RunExists {
-                    path: folder.path,
-                    found: SETTINGS.to_string(),
-                });
+                return Err(Error::RunExists { path: folder.path });
             }
             _ => {}
         }

@@ -110,7 +110,7 @@ fn calibrate_replaces_a_model_only_with_overwrite() -> Outcome {
     assert_eq!(fs::read(&written)?, b"old");
     run(&["--overwrite"])?;
     assert_ne!(fs::read(&written)?, b"old");
-    // Parts of another model; whoever opened the folder would read its shards, so these are not replaced either.
+    // Parts of another model; whoever opened the folder would read its shards, so these are not replaced on request either.
     fs::remove_dir_all(&out)?;
     fs::create_dir(&out)?;
     for (file, text) in [
@@ -120,13 +120,15 @@ fn calibrate_replaces_a_model_only_with_overwrite() -> Outcome {
         let path = format!("{out}/{file}");
         fs::write(&path, text)?;
         let error = run(&[]).unwrap_err().to_string();
-        assert!(
-            error.contains(file) && error.contains("--overwrite"),
-            "{error}"
-        );
-        if file != "config.json" {
+        let replaced = file == "config.json";
+        assert!(error.contains(file), "{error}");
+        assert_eq!(error.contains("--overwrite"), replaced, "{error}");
+        if !replaced {
             let error = run(&["--overwrite"]).unwrap_err().to_string();
-            assert!(error.contains(file), "{error}");
+            assert!(
+                error.contains(file) && error.contains("remove it"),
+                "{error}"
+            );
         }
         assert_eq!(fs::read_to_string(&path)?, text);
         fs::remove_file(&path)?;

@@ -1,8 +1,9 @@
 //! Inf and NaN of one step veto that step, not those after it that cast nothing of the model.
 
-use super::non_finite::{Mlp, step};
+use super::non_finite::{Mlp, slots, step};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
+use fp8::fp8_candle::weight_version::announce_change;
 use fp8::optim::{
     AdamW, AdamWConfig, DataParallel, DataParallelOptions, DynamicLossScaler, NamedOptimizer, Sgd,
     SgdConfig,
@@ -117,6 +118,34 @@ fn what_casts_see_after_the_judgement_counts() {
         let grads = model.loss(1, factor).unwrap().backward().unwrap();
         assert_eq!(skips(&mut adamw, &grads), factor.is_infinite());
     }
+    guard.close().unwrap();
+}
+
+/// Cached codes hide the Inf of a weight, which each retry meets again.
+#[test]
+fn a_weight_with_inf_vetoes_every_retry_of_a_step() {
+    let model = Mlp::new(DType::F32);
+    let mut adamw = model.adamw();
+    let weight = model.var("fc1.weight");
+    let finite = weight.as_tensor().copy().unwrap();
+    let mut values = finite.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    values[3] = f32::INFINITY;
+    let set = |values: &Tensor| {
+        weight.set(values).unwrap();
+        announce_change(&weight);
+    };
+    set(&Tensor::from_vec(values, finite.shape(), finite.device()).unwrap());
+    let guard = fp8_autocast(recipe()).unwrap();
+    for attempt in 0..4 {
+        let grads = model.loss(1, 1.).unwrap().backward().unwrap();
+        let report = adamw.apply(&grads).unwrap();
+        assert!(report.skipped().unwrap(), "attempt {attempt}");
+        let found = report.non_finite().unwrap();
+        assert_eq!(slots(&found), ["fc1.weight"], "attempt {attempt}");
+    }
+    set(&finite);
+    let grads = model.loss(1, 1.).unwrap().backward().unwrap();
+    assert!(!skips(&mut adamw, &grads));
     guard.close().unwrap();
 }
 

@@ -214,6 +214,19 @@ fn leave_early(autocast: Autocast, layer: Option<&Layer>) {
     fails().unwrap_err();
 }
 
+/// The run continues from the state, not from the step that was lost.
+#[test]
+fn a_loaded_state_makes_up_for_a_dropped_guard() {
+    let layer = Layer::prepared("fc", 210, 2, 2);
+    let autocast = || Autocast::new(delayed(2)).reduction_group(TwoRanks::new(&[8.]));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.safetensors");
+    fp8::checkpoint::save_fp8_state(&path, &layer.linear).unwrap();
+    leave_early(autocast(), Some(&layer));
+    fp8::checkpoint::load_fp8_state(&path, &layer.linear).unwrap();
+    open(autocast()).abort();
+}
+
 #[test]
 fn a_dropped_guard_waits_for_no_other_rank() {
     let layer = Layer::prepared("fc", 210, 2, 2);

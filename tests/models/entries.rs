@@ -56,6 +56,29 @@ fn positions_under_two_names_are_the_same() -> Result<()> {
     Ok(())
 }
 
+/// Two entries of latent attention are in these objects, too.
+#[test]
+fn scores_under_two_names_are_the_same() -> Result<()> {
+    let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.0,
+        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1 });
+    let both = |key: &str, value: Value| {
+        let mut old = yarn.clone();
+        old[key] = value;
+        let entries = json!({
+            "q_lora_rank": null, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 16,
+            "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "partial_rotary_factor": 0.5, "rope_parameters": yarn, "rope_scaling": old,
+        });
+        parse("mistral4", &entries)
+    };
+    both("factor", json!(4))?;
+    for key in ["mscale_all_dim", "llama_4_scaling_beta"] {
+        assert_eq!(refused(both(key, json!(0.5))), "rope_scaling", "{key}");
+        assert_eq!(refused(both(key, Value::Null)), "rope_scaling", "{key}");
+    }
+    Ok(())
+}
+
 #[test]
 fn positions_that_layers_do_not_share_are_refused() {
     let of_layers = json!({ "full_attention": { "rope_theta": 1e6 }, "sliding_attention": { "rope_theta": 1e4 } });

@@ -279,3 +279,54 @@ fn guards_without_the_group_are_enough_for_other_scales() {
     });
     assert!(losses.iter().all(|loss| loss.is_finite()));
 }
+
+/// As many ranks are not the same ranks.
+#[test]
+fn guards_with_another_group_of_the_same_size_are_refused() {
+    let results = threads::run(4, |group| {
+        let (rank, x) = (
+            group.rank(),
+            Tensor::ones((4, 16), DType::F32, &Device::Cpu).unwrap(),
+        );
+        let split = |color, name| group.split(Some(color), rank, name).unwrap().unwrap();
+        let (rows, cols) = (split(rank / 2, "rows"), split(rank % 2, "cols"));
+        let map = ShardedVarMap::new(&rows, &Device::Cpu);
+        let fc = nn::linear(16, 8, map.var_builder().pp("fc")).unwrap();
+        prepare_fp8(&fc, &PrepareOptions::default()).unwrap();
+        // Refused before anything is exchanged.
+        let autocast = Autocast::new(with_codes("delayed", true));
+        let guard = fp8_autocast(autocast.reduction_group(Arc::new(cols.clone()))).unwrap();
+        let refused = fc.try_forward(&x).unwrap_err();
+        guard.abort();
+        let contained = |other: &ProcessGroup| rows.is_within(other);
+        (refused, [&rows, &group, &cols].map(contained))
+    });
+    for (error, contained) in results {
+        let fp8::Error::Layer(LayerError::UnreducedCodes {
+            ranks, reducing, ..
+        }) = &error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((*ranks, *reducing), (2, 2));
+        assert_eq!(contained, [true, true, false]);
+    }
+}
+
+/// The guard's group may have more ranks than hold a weight.
+#[test]
+fn guards_of_the_whole_job_are_enough() {
+    let finite = threads::run(4, |group| {
+        let half = group.split(Some(group.rank() / 2), group.rank(), "half");
+        let map = ShardedVarMap::new(&half.unwrap().unwrap(), &Device::Cpu);
+        let fc = nn::linear(16, 8, map.var_builder().pp("fc")).unwrap();
+        prepare_fp8(&fc, &PrepareOptions::default()).unwrap();
+        let x = Tensor::ones((4, 16), DType::F32, &Device::Cpu).unwrap();
+        let autocast = Autocast::new(with_codes("delayed", true));
+        let guard = fp8_autocast(autocast.reduction_group(Arc::new(group))).unwrap();
+        let y = fc.try_forward(&x).unwrap().sum_all().unwrap();
+        guard.close().unwrap();
+        y.to_scalar::<f32>().unwrap().is_finite()
+    });
+    assert_eq!(finite, [true; 4]);
+}

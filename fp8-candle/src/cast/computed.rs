@@ -7,7 +7,7 @@ use crate::base::profile::{Kind, enter};
 use crate::cast::kept::{group_grid, made_beside};
 use crate::cast::quantizer::{Encoded, Quantizer};
 use crate::cast::replay::Replay;
-use crate::cast::spec::taken;
+use crate::cast::spec::applied_scale;
 use crate::cast::state::Scales;
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::cpu::elements::{for_dtype, with_slices};
@@ -41,7 +41,7 @@ impl Quantizer {
         let (rows, cols) = matrix_dims(dims);
         let grid = ScaleGrid::tensorwise(rows, cols);
         let cast = quantizer.settled_cast();
-        let result = encode_rows(&grid, taken(&cast, &scales), &cast, beside, made)?;
+        let result = encode_rows(&grid, applied_scale(&cast, &scales), &cast, beside, made)?;
         let amax = match quantizer.observers.training_recorder() {
             Some(_) => Some(Tensor::from_slice(&[result.amax], 1, &Device::Cpu)?),
             None => None,
@@ -119,7 +119,7 @@ impl Quantizer {
         let orientation = backend(made.like().device())?.orientation(Contraction::Cols, both);
         let cast = quantizer.settled_cast();
         let measures = quantizer.observers.training_recorder().is_some();
-        let scale = taken(&cast, &scales);
+        let scale = applied_scale(&cast, &scales);
         let result = device.cast(made, scale, &cast, orientation, measures, sum_rows)?;
         let encoded = Encoded {
             codes: result.codes,

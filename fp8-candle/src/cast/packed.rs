@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 
 /// An FP8 weight `[N, K]` for GEMMs that sum over K, packed once for the kernels of its device.
 ///
-/// It holds one copy of the codes: packed if the device has a packed layout (x86-64 CPUs with AVX2 do), otherwise
-/// row-major.
+/// It holds one copy of the codes: packed if the device has a packed layout (x86-64 CPUs with AVX2 do) and its kernels read all
+/// codes, see [`Backend::pack`](crate::device::Backend::pack), otherwise row-major.
 #[derive(Debug, Clone)]
 pub struct PackedWeight {
     packed: Option<Tensor>,

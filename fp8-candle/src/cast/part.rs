@@ -2,7 +2,7 @@
 
 use crate::base::error::{Result, internal};
 use crate::cast::quantizer::Quantizer;
-use crate::cast::spec::{ScaleSource, taken};
+use crate::cast::spec::{ScaleSource, applied_scale};
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::{Codes, CurrentScale, backend};
 use candle_core::{DType, Tensor};
@@ -75,7 +75,7 @@ impl Quantizer {
                 internal!("a cast without scales")
             }
         };
-        let scale = taken(&cast, &scales);
+        let scale = applied_scale(&cast, &scales);
         let measures = self.observers.training_recorder().is_some();
         let (codes, amax) = match part.elem_count() {
             0 => {

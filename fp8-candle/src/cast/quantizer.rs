@@ -5,7 +5,7 @@ use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal, shape_error};
 use crate::cast::replay::{RecordedCast, Replay};
 use crate::cast::shards::Shards;
-use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource, taken};
+use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource, applied_scale};
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
 use crate::cast::stochastic::{Draw, Stochastic};
 use crate::cast::tensor::{Fp8Tensor, Quantized};
@@ -175,7 +175,7 @@ impl Quantizer {
         let orientation = backend.orientation(contraction, both && spec.is_symmetric());
         let x = x.detach().contiguous()?;
         let encode = |scales: &Scales| {
-            let scale = taken(&cast, scales);
+            let scale = applied_scale(&cast, scales);
             check_count(scale, &grid, spec.granularity)?;
             backend.quantize(&x, &grid, scale, &cast, orientation)
         };
@@ -191,7 +191,7 @@ impl Quantizer {
             if !measures {
                 return Ok(encoded(encode(&scales)?, scales, None));
             }
-            let scale = taken(&cast, &scales);
+            let scale = applied_scale(&cast, &scales);
             check_count(scale, &grid, spec.granularity)?;
             let (codes, amax) = backend.quantize_with_amax(&x, scale, &cast, orientation)?;
             Ok(encoded(codes, scales, Some(amax)))

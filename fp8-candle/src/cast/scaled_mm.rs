@@ -3,7 +3,7 @@
 use crate::base::check::{check_device, check_dims, check_dtype, check_float};
 use crate::base::data::codes::sizes;
 use crate::base::data::storage::tensor_of;
-use crate::base::error::{Result, shape_error};
+use crate::base::error::{Error, Result, shape_error};
 use crate::cast::tensor::{Fp8Tensor, Quantized, multiply};
 use crate::device::{GemmOutput, backend};
 use candle_core::{DType, Tensor};
@@ -125,7 +125,8 @@ impl Fp8Tensor {
     /// ```
     ///
     /// # Errors
-    /// If a dtype or a device does not fit, or `quant_scale` does not have one element.
+    /// If a dtype or a device does not fit, or `quant_scale` does not have one element. [`Error::Division`] if the cast
+    /// [divides](Cast::divides): the quotient by the reciprocal of `quant_scale` is not the product.
     pub fn quantize_with_scale(
         x: &Tensor,
         cast: &Cast,
@@ -133,6 +134,9 @@ impl Fp8Tensor {
         contraction: Contraction,
     ) -> Result<Quantized> {
         const OP: &str = "Fp8Tensor::quantize_with_scale";
+        if cast.divides {
+            return Err(Error::Division { op: OP });
+        }
         check_float(OP, "the tensor", x)?;
         check_dtype(OP, "quant_scale", quant_scale, DType::F32)?;
         check_device(OP, "quant_scale", quant_scale, x.device())?;
@@ -149,11 +153,7 @@ impl Fp8Tensor {
         let dequant_scale = backend.reciprocal(&quant_scale)?;
         let orientation = backend.orientation(contraction, false);
         let values = x.detach().contiguous()?;
-        let scale = match cast.divides {
-            true => &dequant_scale,
-            false => &quant_scale,
-        };
-        let (codes, amax) = backend.quantize_with_amax(&values, scale, cast, orientation)?;
+        let (codes, amax) = backend.quantize_with_amax(&values, &quant_scale, cast, orientation)?;
         let scheme = (Granularity::Tensorwise, contraction);
         Ok(Quantized {
             tensor: Self::from_codes(codes, x.dims(), cast.format, scheme, dequant_scale)?,

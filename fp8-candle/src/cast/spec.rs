@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a cast computes: format, rounding, overflow, and which elements share a scale.
 ///
-/// Two casts of one tensor give the same codes if their specifications are equal and so are their scales.
+/// Two casts of one tensor give the same codes if their specifications are equal and so are their sources of scales.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct CastSpec {
@@ -125,11 +125,19 @@ impl PartialEq for ScaleSource {
                 },
             ) => dequant_scale.id() == other.id(),
             (
-                Self::Known { quant_scale, .. },
                 Self::Known {
-                    quant_scale: other, ..
+                    quant_scale,
+                    dequant_scale,
                 },
-            ) => quant_scale.id() == other.id(),
+                Self::Known {
+                    quant_scale: other_quant_scale,
+                    dequant_scale: other_dequant_scale,
+                },
+            ) => {
+                // Casts that divide take the second one.
+                quant_scale.id() == other_quant_scale.id()
+                    && dequant_scale.id() == other_dequant_scale.id()
+            }
             (Self::Unscaled, Self::Unscaled) => true,
             _ => false,
         }
@@ -142,8 +150,8 @@ impl ScaleSource {
         matches!(self, Self::Delayed { .. })
     }
 
-    /// Whether values are divided by their dequant_scale, instead of multiplied by their quant_scale, whatever the cast says. Engines
-    /// divide, so casts with the scales of their files do. Training multiplies.
+    /// Whether values are divided by their dequant_scale, instead of multiplied by their quant_scale, whatever the cast says:
+    /// casts with the scales of served files do, as those of compressed-tensors. Training multiplies.
     pub(crate) fn divides(&self) -> bool {
         match self {
             Self::Static(_) | Self::Fixed { .. } => true,
@@ -192,7 +200,10 @@ impl ScaleSource {
 }
 
 /// Those of the scales that `cast` takes.
-pub(crate) fn taken<'a>(cast: &Cast, (quant_scale, dequant_scale): &'a Scales) -> &'a Tensor {
+pub(crate) fn applied_scale<'a>(
+    cast: &Cast,
+    (quant_scale, dequant_scale): &'a Scales,
+) -> &'a Tensor {
     match cast.divides {
         true => dequant_scale,
         false => quant_scale,

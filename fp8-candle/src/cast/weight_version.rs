@@ -10,7 +10,7 @@ use crate::base::sync::lock;
 use crate::cast::state::StateTable;
 use crate::device::fingerprint as fingerprint_of;
 use candle_core::{DType, Tensor, TensorId};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -20,6 +20,13 @@ static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(Non
 thread_local! {
     /// The changes that this thread announces, while somebody listens.
     static ANNOUNCED: RefCell<Option<Vec<WeightVersion>>> = const { RefCell::new(None) };
+    /// How many steps of parameters this thread has noted, of whatever model.
+    static STEPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many steps of parameters this thread has noted, also of those that no model is known to have.
+pub(crate) fn steps_on_thread() -> u64 {
+    STEPS.try_with(Cell::get).unwrap_or(0)
 }
 
 /// What `f` returns, and the versions whose change it has announced on this thread.
@@ -66,14 +73,22 @@ impl WeightVersion {
     /// Announces a change. The first announcement is also a promise to announce all later ones.
     pub fn announce_change(&self) {
         self.0.version.fetch_add(1, Ordering::AcqRel);
-        for table in self.tables() {
-            table.note_change();
-        }
+        self.note_step();
         ANNOUNCED.with_borrow_mut(|announced| {
             if let Some(announced) = announced {
                 announced.push(self.clone());
             }
         });
+    }
+
+    /// Notes, in the latest step of each model that has the tensor as a parameter, that its optimizer's step has come: the parameter has
+    /// changed, or a loss scaler has skipped the step. This announces no change.
+    pub fn note_step(&self) {
+        // A thread that ends saves nothing.
+        let _ = STEPS.try_with(|steps| steps.set(steps.get() + 1));
+        for table in self.tables() {
+            table.note_change();
+        }
     }
 
     /// Notes that the tensor is a parameter of the model of `table`; forgotten when all clones of this version are dropped.

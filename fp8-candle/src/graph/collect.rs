@@ -143,11 +143,13 @@ pub(crate) fn with_rows(
     rows: &Tensor,
 ) -> candle_core::Result<Tensor> {
     let wide = compute_dtype(table.dtype());
-    let sum = match sum {
+    let start = match sum {
         Some(sum) => sum.to_dtype(wide)?,
         None => Tensor::zeros(table.shape(), wide, table.device())?,
     };
-    let sum = sum.index_add(indexes, &rows.to_dtype(wide)?, 0)?;
+    let sum = start.index_add(indexes, &rows.to_dtype(wide)?, 0)?;
+    // As large as the sum, beside which the result needs memory.
+    drop(start);
     sum.to_dtype(table.dtype())
 }
 

@@ -46,8 +46,8 @@ pub fn max_pool2d(x: &Tensor, size: usize) -> Result<Tensor> {
     }
     let shape = y.dims().to_vec();
     let result = Ready::new(take_storage(y)?, shape)?;
-    attach(OP, [x], result, move |[x], _, grad| {
-        Ok([Some(gradient(x, grad, size)?)])
+    attach(OP, [x], result, move |[x], y, grad| {
+        Ok([Some(gradient(x, y, grad, size)?)])
     })
 }
 
@@ -56,17 +56,17 @@ fn misfit(size: usize, x: &Tensor) -> crate::base::error::Error {
     shape_error(OP, "the images", expected, x.dims())
 }
 
-/// Whether a pixel may be NaN. Their sum then is, which is faster to find out than which one it is; but only the host can look without
+/// Whether a value may be NaN. Their sum then is, which is faster to find out than which one it is; but only the host can look without
 /// waiting for a device.
-fn may_have_nan(images: &Tensor) -> Result<bool> {
-    if !images.device().is_cpu() {
+fn may_have_nan(values: &Tensor) -> Result<bool> {
+    if !values.device().is_cpu() {
         return Ok(true);
     }
-    let sum = images.sum_all()?.to_dtype(DType::F64)?;
+    let sum = values.sum_all()?.to_dtype(DType::F64)?;
     Ok(sum.to_scalar::<f64>()?.is_nan())
 }
 
-fn gradient(x: &Tensor, grad: &Tensor, size: usize) -> Result<Tensor> {
+fn gradient(x: &Tensor, y: &Tensor, grad: &Tensor, size: usize) -> Result<Tensor> {
     if x.elem_count() == 0 {
         return Ok(x.zeros_like()?);
     }
@@ -82,10 +82,10 @@ fn gradient(x: &Tensor, grad: &Tensor, size: usize) -> Result<Tensor> {
     // Places are counted from 1: 0 stands for none.
     let places = Tensor::arange(1u32, (size * size) as u32 + 1, x.device())?;
     let mut largest = (windows.argmax_keepdim(D::Minus1)? + 1.)?;
-    if may_have_nan(&windows)? {
-        let places = places.broadcast_as(windows.shape())?.contiguous()?;
-        let of_nan = windows.ne(&windows)?;
-        let of_nan = of_nan.where_cond(&places, &places.zeros_like()?)?;
+    // A window with NaN has given NaN, and there are fewer results than pixels.
+    if may_have_nan(y)? {
+        let of_nan = windows.ne(&windows)?.to_dtype(DType::U32)?;
+        let of_nan = of_nan.broadcast_mul(&places)?;
         let last = of_nan.max_keepdim(D::Minus1)?;
         largest = last.gt(0u32)?.where_cond(&last, &largest)?;
     }

@@ -176,6 +176,15 @@ fn other_scales_multiply_unless_the_cast_divides() -> Result<()> {
     assert_eq!(codes(&q.tensor), multiplied(&x, 1. / SCALE));
     let q = of(CAST.with_division(true)).quantize(&x, Cols)?;
     assert_eq!(codes(&q.tensor), expected(&x));
+    // So a source with another dequant_scale is another one.
+    assert_eq!(known, known.clone());
+    if let ScaleSource::Known { quant_scale, .. } = &known {
+        let other = ScaleSource::Known {
+            quant_scale: quant_scale.clone(),
+            dequant_scale: Tensor::full(2. * SCALE, 1, &device())?,
+        };
+        assert_ne!(known, other);
+    }
 
     let inference = ScaleSource::Current {
         policy: ScalePolicy::Inference,

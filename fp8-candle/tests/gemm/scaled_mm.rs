@@ -232,6 +232,8 @@ fn what_does_not_fit_is_an_error_with_the_values() -> Result<()> {
         let text = result.expect_err(expected).to_string();
         assert!(text.contains(expected), "{text}");
     }
+    let result = Fp8Tensor::quantize_with_scale(&x, &cast.with_division(true), &scale(1.), Cols);
+    assert!(matches!(result, Err(Error::Division { .. })), "{result:?}");
     if on_cuda() {
         let here = Tensor::ones(1, DType::F32, &Device::Cpu)?;
         let result = Fp8Tensor::quantize_with_scale(&x, &cast, &here, Cols);

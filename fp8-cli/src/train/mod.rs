@@ -146,10 +146,10 @@ fn holds_no_model(out: &Path) -> Result<()> {
 fn begin(out: &Path, stored: &Stored, overwrite: bool) -> Result<RunFolder> {
     holds_no_model(out)?;
     RunFolder::create(out, stored, overwrite).map_err(|error| match error {
-        Error::RunExists { path, found } => {
+        Error::RunExists { path } => {
             let path = path.display();
             anyhow!(
-                "{path} holds an earlier run ({found}): continue it with `fp8 train --resume {path}`, replace it with --overwrite, or choose \
+                "{path} holds an earlier run: continue it with `fp8 train --resume {path}`, replace it with --overwrite, or choose \
                  another --out"
             )
         }

@@ -169,6 +169,12 @@ fn modules_that_are_not_computed_are_refused_and_copied() {
         assert!(line.contains(part), "{part}: {line}");
     }
     let fp8 = dir.join("fp8");
+    // A card would compare embeddings: nothing is written first.
+    let texts = dir.join("texts.txt");
+    std::fs::write(&texts, "w3 w4\n").unwrap();
+    let line = failure(&["quantize", &model, "--out", &fp8, "--eval", &texts]);
+    assert!(line.contains("models.Dense"), "{line}");
+    assert!(!std::fs::exists(&fp8).unwrap());
     let said = output(&["quantize", &model, "--out", &fp8]);
     assert!(said.contains("  2_Dense/model.safetensors\n"), "{said}");
     let copy = std::fs::read_to_string(format!("{fp8}/2_Dense/model.safetensors")).unwrap();
@@ -179,6 +185,15 @@ fn modules_that_are_not_computed_are_refused_and_copied() {
     assert!(line.contains("a folder beside the file"), "{line}");
     // Vectors have length 1 in any case.
     write(module("2_Normalize", "Normalize"));
+    // Without the file of the pooling there is nothing to guess.
+    let line = failure(&["embed", &model, "w3"]);
+    assert!(
+        line.contains("1_Pooling/config.json") && line.contains("is missing"),
+        "{line}"
+    );
+    std::fs::create_dir(format!("{model}/1_Pooling")).unwrap();
+    let pooling = format!("{model}/1_Pooling/config.json");
+    std::fs::write(pooling, r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
     output(&["embed", &model, "w3"]);
 }
 

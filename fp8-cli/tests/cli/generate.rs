@@ -152,8 +152,11 @@ fn flags_without_effect_are_refused() {
     let args = ["generate", &model, "--prompt", "w3", "--max-tokens", "2"];
     let cases: [(&[&str], &str); 4] = [
         (&["--top-k", "3"], "--top-k: at a temperature of 0"),
-        (&["--seed", "0", "--top-p", "0.5"], "--top-p, --seed: at a"),
-        (&["--temperature", "0", "--seed", "1"], "--seed: at a"),
+        (&["--seed", "0", "--top-p", "0.5"], "--top-p: at a"),
+        (
+            &["--top-k", "3", "--top-p", "0.5"],
+            "--top-k, --top-p: at a",
+        ),
         (
             &["--repetition-window", "4"],
             "--repetition-window needs a --repetition-penalty other than 1",
@@ -166,6 +169,10 @@ fn flags_without_effect_are_refused() {
     }
     let window = ["--repetition-window", "4", "--repetition-penalty", "1.5"];
     output(&[&args[..], &window].concat());
+    // Scripts give a seed in any case.
+    let greedy = output(&args);
+    let seed = ["--temperature", "0", "--seed", "1"];
+    assert_eq!(output(&[&args[..], &seed].concat()), greedy);
     // The model's own settings count: it is drawn, among as many as they say.
     let settings =
         json!({ "do_sample": true, "temperature": 0.8, "top_k": 3, "repetition_penalty": 1.1 });

@@ -130,7 +130,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
 }
 
 /// The names in `modules.json`: folders of what sentence-transformers compute after the encoder, such as the pooling of a text's vectors.
-/// Names that lead elsewhere are none of an entry of the model's folder.
+/// Paths that leave the model's folder match no entry.
 fn modules(from: &Path) -> Result<BTreeSet<String>> {
     let Some(text) = read_text_if_present(from.join("modules.json"), MAX_CONFIG)? else {
         return Ok(BTreeSet::new());

@@ -18,8 +18,8 @@ use std::path::Path;
 /// the same way. Nothing is quantized again. Input scales that are powers of two in the source become exact if the target's
 /// configuration has no key for them ([`WriteReport::exact_inputs`]) and [`WriteOptions::power_of_two_inputs`] is not set.
 ///
-/// FP8 weights that are not known to be those of linear layers, such as tables of embeddings (MLX, torchao) and routers of experts, are
-/// dequantized, since engines read them in high precision: [`WriteReport::dequantized`] names them.
+/// FP8 tables of embeddings (MLX, torchao) and routers of experts are dequantized, since engines read them in high precision:
+/// [`WriteReport::dequantized`] names them.
 ///
 /// Scales become f32, which holds BF16 and F16 exactly, in the target's shapes; KV scales get its names. Everything else is written as
 /// [`quantize`](super::quantize) describes.
@@ -55,7 +55,7 @@ pub fn convert(
     let (layers, dequantized): (Vec<String>, Vec<String>) = checkpoint
         .layer_paths()
         .into_iter()
-        .partition(|path| is_linear(path));
+        .partition(|path| keeps_codes(path));
     if layers.is_empty() {
         return Err(Error::NothingToConvert);
     }
@@ -95,8 +95,8 @@ pub fn convert(
     })
 }
 
-/// Whether engines read the weight of the layer at `path` as that of a linear layer, which may be FP8.
-fn is_linear(path: &str) -> bool {
+/// Whether the weight of the layer at `path` may stay FP8: engines read tables and routers in high precision.
+fn keeps_codes(path: &str) -> bool {
     let role = role_by_name(&weight_name(path)).map(|(_, role)| role);
-    matches!(role, Some(Role::Linear | Role::Head))
+    !matches!(role, Some(Role::Embedding | Role::Router))
 }

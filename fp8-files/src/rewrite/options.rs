@@ -137,7 +137,7 @@ pub struct WriteReport {
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
     /// Paths of the weights that are FP8 in the source and in high precision here. After [`convert`](super::convert) these are tables of
-    /// embeddings, routers of experts and the like.
+    /// embeddings and routers of experts.
     pub dequantized: Vec<String>,
     /// Paths of the layers in FP8 that vLLM does not read as such in this spelling: see
     /// [`Spelling::unread_by_vllm`](crate::rewrite::Spelling::unread_by_vllm).

@@ -53,7 +53,7 @@ pub trait Source: Sync {
     /// Shape of a tensor; None if no tensor has that name.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
-    /// Dtype of a tensor's value; None if the value has no dtype of its own, as in FP8 and block formats, or the tensor no value.
+    /// Dtype of a tensor's value; None if the value has no dtype of its own, as in FP8 and block formats, or the tensor has only bytes.
     fn dtype(&self, name: &str) -> Option<DType>;
 
     /// The dtype of a tensor that candle cannot hold, such as BOOL or I8; None, the default, for any other. Such a tensor has no

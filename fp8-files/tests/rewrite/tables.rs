@@ -146,6 +146,20 @@ fn tables_and_routers_of_torchao_are_dequantized_in_every_spelling() {
     }
 }
 
+/// A linear layer may have a name that tells of embeddings or norms.
+#[test]
+fn layers_whose_names_do_not_tell_keep_their_codes() {
+    const UNKNOWN: &str = "model.embeddings_project";
+    let dir = dir();
+    let [from, to] = ["mlx", "out"].map(|name| dir.path().join(name));
+    mlx(&from, &[(UNKNOWN, 40), WEIGHTS[0], WEIGHTS[2]]);
+    let report = convert(&from, &to, Spelling::CompressedTensors).unwrap();
+    assert_eq!(report.quantized, [UNKNOWN, LAYER]);
+    assert_eq!(report.dequantized, [TABLE]);
+    let layer = |dir: &Path| facts(&open(dir).stored_layer(UNKNOWN, &CPU).unwrap());
+    assert!(layer(&from) == layer(&to));
+}
+
 #[test]
 fn a_model_with_an_fp8_table_alone_has_nothing_to_convert() {
     let dir = dir();

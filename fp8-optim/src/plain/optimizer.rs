@@ -88,6 +88,10 @@ impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
 
     fn note_skipped(&mut self) -> Result<()> {
         self.judged = self.veto()?.1;
+        // As after a step that this optimizer skips itself: a GPU makes codes again, and so sees again what they hide.
+        for slot in &self.slots {
+            slot.parameter.version.announce_change();
+        }
         Ok(())
     }
 }

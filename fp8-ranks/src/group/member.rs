@@ -6,8 +6,8 @@ use crate::error::{Error, Failure, Operation, Result};
 use crate::failure::note;
 use crate::traffic::{Counters, sent};
 use candle_core::Tensor;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -20,6 +20,8 @@ pub(super) struct Member {
     pub(super) counters: Counters,
     /// The steps of guards with this group.
     pub(super) steps: AtomicU64,
+    /// The groups that it was made from, whose ranks include its own. Weak: a group ends when its handles are dropped.
+    pub(super) within: Vec<Weak<Member>>,
 }
 
 impl Member {

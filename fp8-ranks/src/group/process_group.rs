@@ -7,9 +7,10 @@ use crate::engine::{Collective, Engine};
 use crate::error::{Error, Failure, Operation, Result};
 use crate::single::Single;
 use crate::traffic::{Counters, Traffic};
+use fp8_candle::state::ReductionGroup;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 
 /// A group of ranks that work together, as one of them sees it. Clones are the same group.
 ///
@@ -44,6 +45,16 @@ impl ProcessGroup {
     /// # Errors
     /// The engine cannot make the group for amaxes.
     pub fn new(engine: Arc<dyn Engine>, name: &str, options: GroupOptions) -> Result<Self> {
+        Self::over(engine, name, options, vec![])
+    }
+
+    /// [`ProcessGroup::new`] of ranks of the groups `within`.
+    fn over(
+        engine: Arc<dyn Engine>,
+        name: &str,
+        options: GroupOptions,
+        within: Vec<Weak<Member>>,
+    ) -> Result<Self> {
         let name: Arc<str> = name.into();
         let split = engine.split(&name, Some(0), engine.rank(), options.deadline);
         let member = |amaxes| Member {
@@ -53,6 +64,7 @@ impl ProcessGroup {
             counters: Counters::default(),
             steps: AtomicU64::default(),
             engine: Arc::clone(&engine),
+            within,
         };
         let (split, amaxes) = match split {
             Ok(Some(amaxes)) => (Ok(()), amaxes),
@@ -73,6 +85,7 @@ impl ProcessGroup {
             options: GroupOptions::default(),
             counters: Counters::default(),
             steps: AtomicU64::default(),
+            within: vec![],
         };
         Self {
             member: Arc::new(member),
@@ -105,6 +118,12 @@ impl ProcessGroup {
         Arc::clone(&self.member.engine)
     }
 
+    /// A group of the same ranks over another engine, with the options of this one.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn with_engine(&self, engine: Arc<dyn Engine>, name: &str) -> Result<Self> {
+        Self::over(engine, name, self.member.options, self.lineage())
+    }
+
     /// The options of the group.
     pub fn options(&self) -> GroupOptions {
         self.member.options
@@ -122,8 +141,25 @@ impl ProcessGroup {
         } = &*self.member;
         let split = engine.split(&self.member.name, color, key, options.deadline);
         let engine = self.member.checked(Operation::Split, split)?;
-        let group = engine.map(|engine| Self::new(engine, name, *options));
+        let group = engine.map(|engine| Self::over(engine, name, *options, self.lineage()));
         group.transpose()
+    }
+
+    /// The group and those that it was made from.
+    fn lineage(&self) -> Vec<Weak<Member>> {
+        let mut all = self.member.within.clone();
+        all.push(Arc::downgrade(&self.member));
+        all
+    }
+
+    /// Whether `group` is known to have all ranks of this one: it is this group, or this one was [split](ProcessGroup::split) from it or
+    /// made of it [with other options](ProcessGroup::with_options).
+    pub fn is_within(&self, group: &dyn ReductionGroup) -> bool {
+        let identity = group.identity();
+        // An address without an owner may be another group's by now.
+        let living = |member: &Weak<Member>| member.strong_count() > 0;
+        let mut all = self.lineage().into_iter().filter(living);
+        all.any(|member| member.as_ptr().addr() == identity)
     }
 
     /// The same ranks, engine and name with other options, and counters of its own. All ranks call it with the same options.
@@ -141,6 +177,7 @@ impl ProcessGroup {
             options,
             counters: Counters::default(),
             steps: AtomicU64::default(),
+            within: self.lineage(),
         };
         Self {
             member: Arc::new(member),

@@ -27,7 +27,7 @@ pub fn over(host: &ProcessGroup, device: &Device, name: &str) -> Result<ProcessG
     let group: Arc<str> = name.into();
     let connected = engine::connect(host.engine_of_group(), device, &group, options.deadline);
     match connected {
-        Ok(engine) => ProcessGroup::new(engine, name, options),
+        Ok(engine) => host.with_engine(engine, name),
         Err(failure) => {
             let error = Error::Collective {
                 rank: host.rank(),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// If the recipe is unknown or inconsistent, or the thread is a worker of a rayon pool ([`super::AutocastHandle::run`] works there).
-/// [`GuardError::Dropped`] if the thread's last step of several ranks ended by dropping its guard.
+/// [`GuardError::Dropped`] if the thread's last step of several ranks ended by dropping its guard, and no state was loaded since.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -119,7 +119,8 @@ fn outer_session(purpose: Purpose) -> Option<Arc<Session>> {
 ///
 /// So **a guard whose amaxes are reduced over several ranks has to be closed**. If it is dropped, the reason may be an error of this rank
 /// alone, and the others wait for it in another collective: it must leave them at once, and not wait for them in a reduction. The step
-/// leaves no trace, and the next training or calibrating guard of the thread, if there is one, is [`GuardError::Dropped`].
+/// leaves no trace, and the next training or calibrating guard of the thread, if there is one, is [`GuardError::Dropped`], unless a training
+/// state was loaded in between.
 ///
 /// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and so does its step: later guards of the thread are
 /// inside it. If they train, a warning is logged.

@@ -44,8 +44,8 @@ pub(super) fn note_dropped() {
     let _ = DROPPED.try_with(|dropped| dropped.set(true));
 }
 
-/// Whether such a guard was dropped on this thread since the last call.
-pub(super) fn take_dropped() -> bool {
+/// Whether such a guard was dropped on this thread since the last call. A loaded state replaces what its step has left, so loading asks too.
+pub(crate) fn take_dropped() -> bool {
     DROPPED
         .try_with(|dropped| dropped.replace(false))
         .unwrap_or(false)

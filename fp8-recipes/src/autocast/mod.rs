@@ -40,6 +40,7 @@ pub use fp8_candle::state::NonFinite;
 pub use fp8_candle::state::{ReductionGroup, SingleProcess};
 pub use guard::{AutocastGuard, fp8_autocast};
 pub use handle::AutocastHandle;
+pub(crate) use job::take_dropped;
 pub(crate) use plan::{OperatorCasts, linear_plan};
 pub(crate) use replay::RunLog;
 pub(crate) use settings::{LayerStep, Mode};

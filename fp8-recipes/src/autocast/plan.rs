@@ -167,7 +167,7 @@ impl<'a> Maker<'a> {
         let recorder = AmaxRecorder::new(self.step.cells.clone(), slot.row(), settings.training)
             .with_watched_amax(own_row);
         // From calibration until training goes on, a row has the scale of the file that the model is exported to. Evaluation computes what
-        // that file will: engines divide by its scales, training multiplies.
+        // that file will: served layers divide by its scales, training multiplies.
         let as_served = matches!(cast.scaling, ScalingType::Delayed)
             && !settings.training
             && slot.is_calibrated();

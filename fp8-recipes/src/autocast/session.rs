@@ -248,7 +248,7 @@ impl Session {
     }
 
     /// The parts of the step in progress whose models await the step of their optimizer, as far as is known, each with the path of a
-    /// layer.
+    /// layer. None once that of any model has come: others, such as a frozen teacher, may have none.
     pub(super) fn unfinished(&self) -> Vec<(Arc<StepCells>, String)> {
         let state = self.lock();
         let path = |step: &Arc<StepCells>| {
@@ -257,6 +257,9 @@ impl Session {
             let first = own.map(|state| state.path()).min();
             first.unwrap_or_default().to_string()
         };
+        if state.steps.iter().any(|step| step.has_ended()) {
+            return vec![];
+        }
         let steps = state.steps.iter().filter(|step| step.awaits_optimizer());
         steps.map(|step| (step.clone(), path(step))).collect()
     }

@@ -27,7 +27,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Ranks over which amaxes are reduced.
+    /// The ranks over which amaxes are reduced.
+    pub(crate) fn group(&self) -> Option<&dyn ReductionGroup> {
+        self.group.as_deref()
+    }
+
+    /// How many they are.
     pub(crate) fn reducing_ranks(&self) -> usize {
         self.group.as_ref().map_or(1, |group| group.ranks())
     }

@@ -13,7 +13,7 @@
 use super::meta::{PREFIX, ROWS_KEY, entry, mismatch};
 use super::prepared::{PreparedLayer, prepared_layers};
 use crate::FilesError;
-use crate::autocast::Calibration;
+use crate::autocast::{Calibration, take_dropped};
 use crate::config::Recipe;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
@@ -345,7 +345,10 @@ impl StoredState {
         }
         layers
             .iter()
-            .try_for_each(|layer| self.restore_layer(layer))
+            .try_for_each(|layer| self.restore_layer(layer))?;
+        // The run continues from the checkpoint: a step that was dropped before is no longer part of it.
+        take_dropped();
+        Ok(())
     }
 
     fn restore_layer(&self, PreparedLayer { weight, state }: &PreparedLayer) -> Result<()> {

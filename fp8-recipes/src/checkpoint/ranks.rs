@@ -47,11 +47,20 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Errors
-/// If the group fails; [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep), for all ranks, as for
-/// [`save_training`](super::save_training).
+/// If the group fails. In the middle of a step it ends the step and warns, once, since it does not know the optimizer.
 pub fn gather_state<M: Fp8Module + ?Sized>(model: &M, group: &ProcessGroup) -> Result<()> {
+    gather_state_of(model, group, false)
+}
+
+/// [`gather_state`] for an optimizer that `announces` each of its steps, or perhaps does not. In the middle of a step of one that does,
+/// [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) ends the job of all ranks.
+pub(super) fn gather_state_of<M: Fp8Module + ?Sized>(
+    model: &M,
+    group: &ProcessGroup,
+    announces: bool,
+) -> Result<()> {
     let layers = prepared_layers(model);
-    check_between_steps(&layers).inspect_err(|error| {
+    check_between_steps(&layers, announces).inspect_err(|error| {
         // The others do not wait for this rank.
         group.give_up(error);
     })?;

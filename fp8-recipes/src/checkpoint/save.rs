@@ -26,8 +26,10 @@ use std::sync::PoisonError;
 /// # Errors
 /// If a tensor cannot be read or the file not written; the old file survives.
 /// [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) in the middle of a step, after casts of an open guard on this thread and
-/// before the optimizer's step; nothing changes then. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled
-/// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
+/// before the step of an optimizer that [announces its changes](ResumableOptimizer::announces_changes); nothing changes then. With another
+/// one, whose step may have passed unnoticed, saving ends the step, and the first time warns in `tracing`.
+/// [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled parameters, which
+/// [`scaled::save_training`](crate::scaled::save_training) saves.
 pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
@@ -40,7 +42,7 @@ pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
         "checkpoint::save_training",
         "call scaled::save_training",
     )?;
-    let layers = settled_layers(model)?;
+    let layers = settled_layers(model, optimizer.announces_changes())?;
     let optimizer = optimizer.optimizer_state()?;
     write(
         path.as_ref(),

@@ -18,7 +18,8 @@ use std::path::Path;
 /// [`load_fp8_state`] restores them into another model, which then evaluates to the same bits under the same recipe.
 ///
 /// The file is plain safetensors, from which candle can build the model as well; the state is in tensors `fp8/..` and in the metadata,
-/// as in a training checkpoint. Ends the step first, as [`save_training`](super::save_training) does. Written atomically.
+/// as in a training checkpoint. Ends the step first, also in the middle of it: there it warns, once, as
+/// [`save_training`](super::save_training) does with an optimizer that announces nothing. Written atomically.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -53,7 +54,7 @@ use std::path::Path;
 /// # Errors
 /// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`FilesError::NotExportable`](crate::FilesError::NotExportable): its
 /// file is the one it was loaded from), or the file cannot be written; an old file survives. [`Error::ScaledParameter`] for a
-/// model with scaled parameters, and [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) as for `save_training`.
+/// model with scaled parameters.
 pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) -> Result<()> {
     let path = path.as_ref();
     refuse_scaled_model(
@@ -61,7 +62,8 @@ pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
         "checkpoint::save_fp8_state",
         "call scaled::save_training",
     )?;
-    let layers = settled_layers(model)?;
+    // Without an optimizer nothing is known of its step.
+    let layers = settled_layers(model, false)?;
     let mut tensors = ModelTensors::of(model)?;
     for tensor in tensors.values_mut() {
         *tensor = tensor.detach();

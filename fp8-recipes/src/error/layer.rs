@@ -76,8 +76,8 @@ pub enum LayerError {
     /// A weight in parts travels as codes with a delayed scale, but the guard does not reduce amaxes over all ranks that hold its parts, which
     /// would read each other's codes with other scales.
     #[error(
-        "layer `{path}`: codes of its weight travel between {ranks} ranks (enable_fp8_all_gather) with a delayed scale, but the guard reduces \
-         amaxes over {reducing}: give it their group (Autocast::reduction_group)"
+        "layer `{path}`: codes of its weight travel between {ranks} ranks (enable_fp8_all_gather) with a delayed scale, but the guard \
+         reduces amaxes over {reducing}, not known to include them: give it their group (Autocast::reduction_group)"
     )]
     UnreducedCodes {
         /// Path of the layer.

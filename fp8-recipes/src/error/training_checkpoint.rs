@@ -8,8 +8,8 @@ use std::path::PathBuf;
 pub enum TrainingCheckpointError {
     /// A checkpoint was to be saved in the middle of a step. Saving ends the step, so the rest of it would compute with other scales.
     #[error(
-        "saving would end the FP8 step that is open on this thread, in which layer `{layer}` has computed and no parameter of its model \
-         has changed: save after the optimizer's step, or call end_step() first if this is where the step ends"
+        "saving would end the FP8 step that is open on this thread, in which layer `{layer}` has computed and no change of its \
+         parameters was announced or noticed: save after the optimizer's step, or call end_step() first if this is where the step ends"
     )]
     UnfinishedStep {
         /// Path of a layer that the step has used.

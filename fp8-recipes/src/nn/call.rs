@@ -62,21 +62,25 @@ impl<'a> Call<'a> {
 
 /// Checks that the weight lies in parts on ranks that share the scale of its codes.
 fn check_codes_travel(layer: &dyn Fp8Layer, state: &Fp8State, step: &LayerStep) -> Result<()> {
-    let path = state.path().to_string();
+    let path = || state.path().to_string();
     let Some(weight) = ShardedVar::of(layer.held_weight()) else {
-        return Err(LayerError::NotSharded { path }.into());
+        return Err(LayerError::NotSharded { path: path() }.into());
     };
-    let (ranks, reducing) = (weight.group().size(), step.settings.reducing_ranks());
-    let is_shared = step.settings.config.shared_delayed_cast().is_some();
-    match is_shared && reducing < ranks {
-        true => Err(LayerError::UnreducedCodes {
-            path,
-            ranks,
-            reducing,
+    let (settings, holders) = (&step.settings, weight.group());
+    let is_shared = settings.config.shared_delayed_cast().is_some();
+    let is_reduced = || match settings.group() {
+        Some(group) => holders.is_within(group),
+        None => holders.size() == 1,
+    };
+    if is_shared && !is_reduced() {
+        return Err(LayerError::UnreducedCodes {
+            path: path(),
+            ranks: holders.size(),
+            reducing: settings.reducing_ranks(),
         }
-        .into()),
-        false => Ok(()),
+        .into());
     }
+    Ok(())
 }
 
 /// Informs the guard if `result` is an error, so that its step does not count if the guard is then dropped.

@@ -197,5 +197,6 @@ pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     }
     optimizer.load_optimizer_state(&state.with_tensors(tensors))?;
     params.load_tree(&tree)?;
+    crate::autocast::take_dropped();
     Ok(training)
 }

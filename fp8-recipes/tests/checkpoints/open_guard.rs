@@ -1,11 +1,13 @@
 //! Checkpoints inside of an open guard: after a step, never in the middle of one.
 
-use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{VarBuilder, VarMap};
+use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_nn::{Optimizer, VarBuilder, VarMap};
 use fp8_recipes::checkpoint::{Fp8Rows, TrainingMeta, fp8_state, save_fp8_state, save_training};
 use fp8_recipes::nn::{self, Linear};
-use fp8_recipes::optim::{AdamW, AdamWConfig};
-use fp8_recipes::{Error, Recipe, TrainingCheckpointError, end_step, fp8_autocast, prepare_fp8};
+use fp8_recipes::optim::{AdamW, AdamWConfig, DynamicLossScaler, ResumableOptimizer};
+use fp8_recipes::{
+    Autocast, Error, Recipe, TrainingCheckpointError, end_step, fp8_autocast, prepare_fp8,
+};
 use fp8_test_support::{bits, named, steps};
 use serde_json::Value;
 use std::path::Path;
@@ -43,13 +45,17 @@ impl Run {
     }
 
     fn save(&self, path: &Path) -> Result<(), Error> {
+        self.save_with(path, &self.optimizer)
+    }
+
+    fn save_with(&self, path: &Path, optimizer: &impl ResumableOptimizer) -> Result<(), Error> {
         let meta = TrainingMeta {
             step: 1,
             recipe: Some(recipe()),
             random: Value::Null,
             extra: Value::Null,
         };
-        save_training(path, &self.fc, &self.vars, &self.optimizer, &meta)
+        save_training(path, &self.fc, &self.vars, optimizer, &meta)
     }
 
     fn bits(&self) -> Vec<Vec<u32>> {
@@ -59,6 +65,18 @@ impl Run {
 
 fn recipe() -> Recipe {
     "delayed".parse().unwrap()
+}
+
+fn assert_unfinished(saved: Result<(), Error>) {
+    assert!(
+        matches!(
+            &saved,
+            Err(Error::TrainingCheckpoint(
+                TrainingCheckpointError::UnfinishedStep { layer }
+            )) if layer == "fc"
+        ),
+        "{saved:?}"
+    );
 }
 
 #[test]
@@ -78,17 +96,8 @@ fn in_the_middle_of_a_step_nothing_is_saved_and_nothing_changes() {
                     None => loss,
                     Some(sum) => (sum + loss).unwrap(),
                 });
-                let saved = saves.then(|| [run.save(&path), save_fp8_state(&path, &run.fc)]);
-                for error in saved.into_iter().flatten() {
-                    assert!(
-                        matches!(
-                            &error,
-                            Err(Error::TrainingCheckpoint(
-                                TrainingCheckpointError::UnfinishedStep { layer }
-                            )) if layer == "fc"
-                        ),
-                        "{error:?}"
-                    );
+                if saves {
+                    assert_unfinished(run.save(&path));
                     assert!(!path.exists());
                 }
             }
@@ -107,22 +116,26 @@ fn in_the_middle_of_a_step_nothing_is_saved_and_nothing_changes() {
 fn after_the_optimizers_step_saving_changes_nothing_that_follows() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.safetensors");
-    // Taken by this library's optimizer, skipped by it, taken by code that announces nothing.
-    for how in ["taken", "skipped", "by hand"] {
+    // Taken by this library's optimizer, skipped by it or by its loss scaler, taken by code that announces nothing, before an evaluation too.
+    for how in ["taken", "skipped", "scaled", "by hand", "evaluated"] {
         let train = |saves: bool| {
             let mut run = Run::new();
-            let mut losses = vec![];
+            let (mut losses, mut scaler) = (vec![], DynamicLossScaler::default());
             let guard = fp8_autocast(recipe()).unwrap();
             for step in 0..4 {
                 let loss = run.loss(step);
                 losses.push(bits(&loss));
                 let loss = match how {
-                    "skipped" => (loss * f64::INFINITY).unwrap(),
+                    "skipped" | "scaled" => (loss * f64::INFINITY).unwrap(),
                     _ => loss,
                 };
-                let grads = loss.backward().unwrap();
+                let mut grads = loss.backward().unwrap();
                 match how {
-                    "by hand" => {
+                    "scaled" => {
+                        let step = scaler.apply(&mut grads, &mut run.optimizer);
+                        assert!(step.unwrap().skipped());
+                    }
+                    "by hand" | "evaluated" => {
                         for (_, var) in named(&run.vars) {
                             let change = (grads.get(&var).unwrap() * 0.01).unwrap();
                             var.set(&(var.as_tensor() - change).unwrap()).unwrap();
@@ -132,6 +145,12 @@ fn after_the_optimizers_step_saving_changes_nothing_that_follows() {
                         let report = run.optimizer.apply(&grads).unwrap();
                         assert_eq!(report.skipped().unwrap(), how == "skipped");
                     }
+                }
+                if how == "evaluated" {
+                    let inner = Autocast::new(recipe()).training(false);
+                    let inner = fp8_autocast(inner).unwrap();
+                    losses.push(bits(&run.loss(step)));
+                    inner.close().unwrap();
                 }
                 if saves {
                     run.save(&path).unwrap();
@@ -147,4 +166,51 @@ fn after_the_optimizers_step_saving_changes_nothing_that_follows() {
         };
         assert_eq!(train(true), train(false), "{how}");
     }
+}
+
+/// A step of an optimizer that announces nothing may change no weight, so nobody can know that it has not been taken.
+#[test]
+fn where_the_end_of_a_step_cannot_be_known_saving_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let run = Run::new();
+    let mut sgd = candle_nn::SGD::new(run.vars.all_vars(), 0.).unwrap();
+    let guard = fp8_autocast(recipe()).unwrap();
+    sgd.step(&run.loss(0).backward().unwrap()).unwrap();
+    run.save_with(&path, &sgd).unwrap();
+    run.loss(1);
+    save_fp8_state(&path, &run.fc).unwrap();
+    run.loss(2);
+    assert_unfinished(run.save(&path));
+    guard.close().unwrap();
+}
+
+/// Such as that of an adapter which the model's layers do not know.
+#[test]
+fn the_step_of_a_parameter_outside_the_model_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let run = Run::new();
+    let outside = Var::ones((), DType::F32, &Device::Cpu).unwrap();
+    let named = vec![("outside".to_string(), outside.clone())];
+    let mut optimizer = AdamW::from_named(named, AdamWConfig::default()).unwrap();
+    let guard = fp8_autocast(recipe()).unwrap();
+    let loss = (run.loss(0) * outside.as_tensor()).unwrap();
+    assert_unfinished(run.save_with(&path, &optimizer));
+    optimizer.apply(&loss.backward().unwrap()).unwrap();
+    run.save_with(&path, &optimizer).unwrap();
+    guard.close().unwrap();
+}
+
+#[test]
+fn a_frozen_teacher_needs_no_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let (mut run, teacher) = (Run::new(), Run::new());
+    let guard = fp8_autocast(recipe()).unwrap();
+    let loss = (run.loss(0) - teacher.loss(1)).unwrap();
+    assert_unfinished(run.save(&path));
+    run.optimizer.apply(&loss.backward().unwrap()).unwrap();
+    run.save(&path).unwrap();
+    guard.close().unwrap();
 }

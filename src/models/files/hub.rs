@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The pooling of a sentence encoder, and the list of its parts.
+/// The usual pooling of a sentence encoder, and the list of its parts.
 const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
 
@@ -192,24 +192,28 @@ pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubE
         None => has(weights),
     };
     let has_pooling = match repo.get(MODULES) {
-        Some(modules) => has(POOLING) || !names_pooling(&modules),
+        Some(modules) => poolings(&modules).iter().all(|name| has(name)),
         None => true,
     };
     let dir = config.parent().map(Path::to_path_buf);
     Ok(dir.filter(|_| has_weights && has_pooling))
 }
 
-/// Whether the parts of a sentence encoder include the pooling. True for an unreadable file, so that the hub is asked.
-fn names_pooling(modules: &Path) -> bool {
-    let Ok(text) = read_text(modules, MAX_INDEX) else {
-        return true;
+/// The configurations of poolings among the parts of a sentence encoder; the usual one for an unreadable file, so that the hub is asked.
+fn poolings(modules: &Path) -> Vec<String> {
+    let text = read_text(modules, MAX_INDEX).unwrap_or_default();
+    let Ok(Value::Array(parts)) = serde_json::from_str(&text) else {
+        return vec![POOLING.to_string()];
     };
-    match serde_json::from_str(&text) {
-        Ok(Value::Array(parts)) => parts
-            .iter()
-            .any(|part| part["path"].as_str() == POOLING.split('/').next()),
-        _ => true,
-    }
+    let paths = parts.iter().filter_map(|part| part["path"].as_str());
+    let files = paths.map(|path| format!("{}/config.json", path.trim_end_matches('/')));
+    files.filter(|name| is_pooling(name)).collect()
+}
+
+/// Whether a file is the configuration of a pooling, by the name of its folder.
+fn is_pooling(name: &str) -> bool {
+    let folder = name.strip_suffix("/config.json");
+    folder.is_some_and(|folder| is_plain(folder) && folder.ends_with("_Pooling"))
 }
 
 pub(super) fn cache(options: &HubOptions) -> Result<Cache, HubError> {
@@ -266,7 +270,7 @@ fn wanted(names: &[String]) -> Vec<&str> {
         let twice = weights && has_model && !name.starts_with("model");
         let small = [".json", ".jinja"].iter().any(|end| name.ends_with(end));
         let text = matches!(*name, "tokenizer.model" | "vocab.txt" | "merges.txt");
-        *name == POOLING || (is_plain(name) && ((weights && !twice) || small || text))
+        is_pooling(name) || (is_plain(name) && ((weights && !twice) || small || text))
     };
     let mut wanted: Vec<&str> = names.iter().map(String::as_str).filter(is_wanted).collect();
     wanted.sort_by_key(|name| is_weights(name));

@@ -57,11 +57,11 @@ pub(super) fn warn(json: &Value, draws: bool, path: &Path) {
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     if !unused.is_empty() && said.insert(path.to_path_buf()) {
         crate::warn(&format!(
-            "{}: {} without effect here, so texts may differ from those of transformers",
+            "{}: {} no effect here, so texts may differ from those of transformers",
             path.display(),
             match unused.as_slice() {
-                [name] => format!("{name} is"),
-                names => format!("{} are", names.join(", ")),
+                [name] => format!("{name} has"),
+                names => format!("{} have", names.join(", ")),
             }
         ));
     }

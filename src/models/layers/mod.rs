@@ -19,5 +19,5 @@ pub(crate) use masked::masked_attention;
 pub(crate) use pool::in_pool;
 pub(crate) use projection::{Change, DropoutSeed, Projection, Tap};
 pub use rope::{RopeConfig, RopeScaling};
-pub(crate) use rope_entries::{RopeDefaults, rope_object};
+pub(crate) use rope_entries::{RopeDefaults, read_rope};
 pub(crate) use token_ids::token_rows;

@@ -25,25 +25,25 @@ impl RopeConfig {
         head_dim: usize,
         defaults: RopeDefaults,
     ) -> Result<Self> {
-        let read = |rope: Option<&Entries<'_>>| read(config, rope, head_dim, defaults);
-        let (new, old) = (object(config, NEW)?, object(config, OLD)?);
-        let rope = read(old.as_ref().or(new.as_ref()))?;
-        // Programs differ in which of the two they follow: transformers 5 takes the older one, and drops the base beside it.
-        if let (Some(new), Some(_)) = (&new, &old)
-            && read(Some(new))? != rope
-        {
-            return Err(config.error(OLD, format!("the positions of {NEW}, or no entry")));
-        }
-        Ok(rope)
+        read_rope(config, |rope| read(config, rope, head_dim, defaults))
     }
 }
 
-/// The object of rotary positions that transformers takes: in a file with both, the one of older versions.
-pub(crate) fn rope_object<'a>(config: &Entries<'a>) -> Result<Option<Entries<'a>>> {
-    Ok(match object(config, OLD)? {
-        None => object(config, NEW)?,
-        old => old,
-    })
+/// What `read` takes from the object of rotary positions: in a file with two, from the one of older versions, as transformers does. Both must
+/// give the same.
+pub(crate) fn read_rope<'a, T: PartialEq>(
+    config: &Entries<'a>,
+    read: impl Fn(Option<&Entries<'a>>) -> Result<T>,
+) -> Result<T> {
+    let (new, old) = (object(config, NEW)?, object(config, OLD)?);
+    let found = read(old.as_ref().or(new.as_ref()))?;
+    // Programs differ in which of the two they follow: transformers 5 takes the older one, and drops the base beside it.
+    if let (Some(new), Some(_)) = (&new, &old)
+        && read(Some(new))? != found
+    {
+        return Err(config.error(OLD, format!("the positions of {NEW}, or no entry")));
+    }
+    Ok(found)
 }
 
 const NEW: &str = "rope_parameters";

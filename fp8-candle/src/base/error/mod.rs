@@ -92,6 +92,14 @@ pub enum Error {
         /// Format found.
         got: Format,
     },
+    /// A cast that divides was given a quant_scale.
+    #[error(
+        "{op}: the cast divides by dequant_scales, expected one that multiplies by its quant_scale (Cast::with_division)"
+    )]
+    Division {
+        /// Operation.
+        op: &'static str,
+    },
     /// No backend for the device.
     #[error("FP8 operations have no backend for device {0:?}")]
     Device(DeviceLocation),

@@ -3,7 +3,7 @@
 use crate::base::data::columns::Recorded;
 use crate::base::error::Result;
 use candle_core::Tensor;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// A step that may not have been committed yet.
@@ -23,8 +23,10 @@ pub struct StepMark {
     pub(super) backward: AtomicBool,
     /// A cast on the CPU has seen Inf or NaN.
     pub(super) bad: AtomicBool,
-    /// A change of one of the model's parameters was announced.
+    /// A change of one of the model's parameters was announced or noticed, or a loss scaler has skipped the step.
     pub(super) changed: AtomicBool,
+    /// How often a reader has judged what its casts have seen.
+    looks: AtomicU64,
     /// The counts of the table when the next step began.
     pub(super) ended: OnceLock<Tensor>,
 }
@@ -32,6 +34,15 @@ pub struct StepMark {
 impl StepMark {
     pub(super) fn note_backward(&self) {
         self.backward.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that a reader has judged what the step has seen until now.
+    pub(super) fn note_look(&self) {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
     }
 
     pub(super) fn has_backward(&self) -> bool {

@@ -4,6 +4,7 @@ use super::mark::StepMark;
 use super::table::StateTable;
 use super::window::padded;
 use crate::base::error::Result;
+use crate::device::is_recorded;
 use candle_core::{DType, Tensor};
 use std::sync::{Arc, Weak};
 
@@ -39,15 +40,30 @@ pub struct Judged {
     counts: Tensor,
 }
 
+impl Judged {
+    /// Whether its table still exists.
+    pub fn is_current(&self) -> bool {
+        self.table.strong_count() > 0
+    }
+}
+
 impl NonFiniteCounts {
     /// What casts of the latest training step of `table` have seen that a reader who has `judged` the counts before does not know yet, and
     /// what it knows then. So Inf and NaN of one step count once for each reader, however many steps without this model follow.
     ///
+    /// While the table's device is recorded (`RecordedStep`), all of the step counts and there is nothing to know:
+    /// tensors from before may not be read in the graph, and its own may not be kept. The reader keeps what it has.
+    ///
     /// # Errors
     /// If the device fails.
-    pub fn since(table: Arc<StateTable>, judged: &[Judged]) -> Result<(Self, Judged)> {
-        let (own, step) = (Arc::downgrade(&table), Arc::downgrade(&table.mark()));
+    pub fn since(table: Arc<StateTable>, judged: &[Judged]) -> Result<(Self, Option<Judged>)> {
+        let (own, mark) = (Arc::downgrade(&table), table.mark());
+        let step = Arc::downgrade(&mark);
         let (began, now) = table.seen_in_step()?;
+        if is_recorded(table.device()) {
+            return Ok((Self::between(table, began, now), None));
+        }
+        mark.note_look();
         let mut all = judged.iter();
         let known = all.find(|known| known.table.ptr_eq(&own) && known.step.ptr_eq(&step));
         let before = match known {
@@ -59,7 +75,7 @@ impl NonFiniteCounts {
             step,
             counts: now.clone(),
         };
-        Ok((Self::between(table, before, now), known))
+        Ok((Self::between(table, before, now), Some(known)))
     }
 
     /// The counts of `table`, U32 `[rows]`, at two moments.

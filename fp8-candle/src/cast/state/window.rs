@@ -129,7 +129,7 @@ impl StateTable {
         };
     }
 
-    /// Notes in the latest step that a change of one of the model's parameters was announced.
+    /// Notes in the latest step that a change of one of the model's parameters was announced, or the step was skipped.
     pub(crate) fn note_change(&self) {
         self.lock_window()
             .mark

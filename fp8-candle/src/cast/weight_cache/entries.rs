@@ -25,12 +25,13 @@ pub(super) struct Cached {
     pub(super) bad: Option<Bad>,
 }
 
-/// A weight with Inf or NaN. Its codes hide that from steps that reuse them, so each such step is told once.
+/// A weight with Inf or NaN. Its codes hide that from steps that reuse them, so each such step is told once,
+/// and again when what it has seen was judged in between: a retry in the same step meets the same values.
 #[derive(Debug)]
 pub(super) struct Bad {
     pub(super) amax: Tensor,
-    /// The last step that was told.
-    pub(super) told: Weak<StepCells>,
+    /// The last step that was told, and how often it had been judged then.
+    pub(super) told: (Weak<StepCells>, u64),
 }
 
 /// When the amax of the weight was recorded.
@@ -142,6 +143,10 @@ impl Request<'_> {
 impl Cached {
     pub(super) fn decide(&mut self, seen: &Seen, request: &Request<'_>) -> Step {
         let unchanged = self.seen.as_ref() == Some(seen);
+        if !unchanged && let Some(step) = self.step.upgrade() {
+            // Noted here, since afterwards nothing shows it: an evaluation replaces what was seen.
+            step.note_change();
+        }
         if let Some(recorder) = request.quantizer.observers.training_recorder() {
             let step = Arc::downgrade(&recorder.step);
             if !unchanged && self.step.ptr_eq(&step) {

@@ -171,16 +171,16 @@ impl WeightCache {
         Ok((codes, seen))
     }
 
-    /// Tells a training step, once, that it uses codes of values with Inf or NaN.
+    /// Tells a training step that it uses codes of values with Inf or NaN, once for each judgement of it.
     fn tell(&self, quantizer: &Quantizer) -> Result<()> {
         let recorder = quantizer.observers.training_recorder();
         let Some(recorder) = recorder.filter(|recorder| recorder.watches_amax) else {
             return Ok(());
         };
-        let step = Arc::downgrade(&recorder.step);
+        let (step, looks) = (Arc::downgrade(&recorder.step), recorder.step.looks());
         let amax = match &mut self.lock().bad {
-            Some(bad) if !bad.told.ptr_eq(&step) => {
-                bad.told = step;
+            Some(bad) if !(bad.told.0.ptr_eq(&step) && bad.told.1 == looks) => {
+                bad.told = (step, looks);
                 bad.amax.clone()
             }
             _ => return Ok(()),
@@ -252,7 +252,7 @@ impl WeightCache {
             // A cast with a kept scale has told no step.
             let recorder = quantizer.observers.training_recorder();
             let told = recorder.filter(|_| !is_kept);
-            let told = told.map(|recorder| Arc::downgrade(&recorder.step));
+            let told = told.map(|recorder| (Arc::downgrade(&recorder.step), recorder.step.looks()));
             cached.bad = Some(Bad {
                 amax,
                 told: told.unwrap_or_default(),

@@ -18,10 +18,11 @@ kernels! { CAST_KERNELS in CAST;
     CAST_TRANSPOSE = floats "fp8_cast_transpose"("ppppplli");
     CAST_BLOCKS = floats "fp8_cast_blocks"("ppppplliiii");
     CAST_COLUMNS = floats "fp8_cast_columns"("ppppplliii");
-    CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiiilii");
+    CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
     DIVIDE_FLAT = floats "fp8_divide_flat"("ppppli");
     DIVIDE_ROWS = floats "fp8_divide_rows"("pppppllififi");
     DIVIDE_GROUPS = floats "fp8_divide_groups"("pppppliiififi");
+    DIVIDE_GENERAL = floats "fp8_divide_general"("ppppllllliiiilii");
 }
 
 /// Whether the hardware conversion computes `cast`, but for what is rare in it: the OCP formats, nearest-even, rounded once.
@@ -149,14 +150,18 @@ pub(super) fn quantize(
             let args = args![
                 a from, a by, a to, a amax_ptr, l n, l cols, l grid.block_rows(),
                 l grid.block_cols(), l grid.scale_cols(), i cast.format as u32, i rounding,
-                i cast.overflow == Overflow::Saturate, i cast.via_f16, i cast.divides, l key.seed,
-                i key.step, i key.tensor,
+                i cast.overflow == Overflow::Saturate, i cast.via_f16, l key.seed, i key.step,
+                i key.tensor,
             ];
+            let kernels = match cast.divides {
+                true => DIVIDE_GENERAL,
+                false => CAST_GENERAL,
+            };
             // SAFETY: n values, n codes, and as many scales as the grid has, which the caller has checked.
             unsafe {
                 launch(
                     &gpu,
-                    CAST_GENERAL.of(OP, dtype)?,
+                    kernels.of(OP, dtype)?,
                     Shape::stride(n.div_ceil(4)),
                     &args,
                 )?

@@ -43,11 +43,10 @@ fn check_list(contents: &Contents) -> Result<()> {
             return Err(Error::Inexpressible {
                 layer: path.clone(),
                 has: format!(
-                    "FP8 weights and a path that `{entry}` begins or ends, a layer in high precision"
+                    "FP8 weights, and the high-precision layer `{entry}` matches its path as a prefix or suffix"
                 ),
                 spelling: SPELLING,
-                takes: "lists of layers in high precision of which no path begins or ends that of a layer in FP8, since transformers leaves \
-                    both in high precision",
+                takes: "no such pairs, because transformers would leave both in high precision",
             });
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::meta::TrainingMeta;
 use super::super::prepared::prepared_layers;
-use super::super::ranks::{gather_state, gathered};
+use super::super::ranks::{gather_state_of, gathered};
 use super::super::save::write;
 use super::parts::{Parts, of_optimizer};
 use crate::error::Result;
@@ -20,7 +20,8 @@ use std::path::Path;
 /// Ends the step first, on all ranks.
 ///
 /// # Errors
-/// Those of the group, and on rank 0 those of writing the file, which end the job of the others too.
+/// Those of the group, [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) as for
+/// [`save_training`](super::super::save_training), and on rank 0 those of writing the file; each ends the job of the others too.
 pub fn save_gathered<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
@@ -29,7 +30,7 @@ pub fn save_gathered<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     meta: &TrainingMeta,
 ) -> Result<()> {
     let group = map.group();
-    gather_state(model, group)?;
+    gather_state_of(model, group, optimizer.announces_changes())?;
     let here = group.rank() == 0;
     let mut tensors = BTreeMap::new();
     let keep = |whole: Tensor| here.then(|| whole.to_device(&Device::Cpu)).transpose();

@@ -2,7 +2,7 @@
 
 use super::super::meta::TrainingMeta;
 use super::super::prepared::prepared_layers;
-use super::super::ranks::gather_state;
+use super::super::ranks::gather_state_of;
 use super::super::save::write;
 use super::index::Index;
 use super::parts::{Parts, of_optimizer, with_tensors};
@@ -56,7 +56,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// ```
 ///
 /// # Errors
-/// Those of the group, and of writing files, which end the job of all ranks.
+/// Those of the group, of writing files, and [`UnfinishedStep`](crate::TrainingCheckpointError::UnfinishedStep) as for
+/// [`save_training`](super::super::save_training); each ends the job of all ranks.
 pub fn save_sharded<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     dir: impl AsRef<Path>,
     model: &M,
@@ -65,7 +66,7 @@ pub fn save_sharded<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     meta: &TrainingMeta,
 ) -> Result<()> {
     let (dir, group) = (dir.as_ref(), map.group());
-    gather_state(model, group)?;
+    gather_state_of(model, group, optimizer.announces_changes())?;
     // Names that differ from those of the files in the present index.
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let tag = format!("{}-{:x}", meta.step, now.unwrap_or_default().as_nanos());

@@ -1,4 +1,4 @@
-//! What transformers assumes where a `config.json` says nothing, for each `model_type`.
+//! Defaults of transformers that depend on the `model_type`: norms, positions, windows and experts.
 
 use crate::models::layers::RopeDefaults;
 

@@ -2,7 +2,7 @@
 
 use crate::models::error::Result;
 use crate::models::files::Entries;
-use crate::models::layers::rope_object;
+use crate::models::layers::read_rope;
 use candle_core::Tensor;
 
 /// Latent attention (DeepSeek-V2, V3; Mistral 4). Each head has features without and with a rotary position; the key of the latter is one
@@ -61,28 +61,11 @@ impl MlaConfig {
         };
         let plain_dim = config.size("qk_nope_head_dim", None)?;
         let rotated_dim = config.size("qk_rope_head_dim", None)?;
-        let rope = rope_object(config)?;
-        let mut softmax_scale = 1. / ((plain_dim + rotated_dim) as f64).sqrt();
-        let mut query_growth = None;
-        if let Some(rope) = &rope {
-            let key = match rope.get("rope_type") {
-                Some(_) => "rope_type",
-                None => "type",
-            };
-            let is_scaled = rope.text(key, "default")? != "default";
-            if is_scaled && rope.get("mscale_all_dim").is_some() {
-                let factor = rope.positive("factor", None)?;
-                let temperature = rope.positive("mscale_all_dim", None)?;
-                let temperature = 1. + 0.1 * temperature * factor.ln().max(0.);
-                softmax_scale *= temperature * temperature;
-            }
-            if kind == "mistral4" && rope.get("llama_4_scaling_beta").is_some() {
-                query_growth = Some(QueryGrowth {
-                    beta: rope.positive("llama_4_scaling_beta", None)?,
-                    original: rope.size("original_max_position_embeddings", None)?,
-                });
-            }
-        }
+        let scale = 1. / ((plain_dim + rotated_dim) as f64).sqrt();
+        let (softmax_scale, query_growth) = read_rope(config, |rope| match rope {
+            Some(rope) => scores(rope, kind, scale),
+            None => Ok((scale, None)),
+        })?;
         Ok(Self {
             q_rank,
             kv_rank: config.size("kv_lora_rank", None)?,
@@ -130,4 +113,28 @@ impl MlaConfig {
     pub(super) fn cached_dim(&self) -> usize {
         (self.plain_dim + self.rotated_dim).max(self.v_dim)
     }
+}
+
+/// The scale of scores under these rotary positions, `scale` by itself, and the growth of queries.
+fn scores(rope: &Entries<'_>, kind: &str, scale: f64) -> Result<(f64, Option<QueryGrowth>)> {
+    let key = match rope.get("rope_type") {
+        Some(_) => "rope_type",
+        None => "type",
+    };
+    let is_scaled = rope.text(key, "default")? != "default";
+    let temperature = match is_scaled && rope.get("mscale_all_dim").is_some() {
+        true => {
+            let factor = rope.positive("factor", None)?;
+            1. + 0.1 * rope.positive("mscale_all_dim", None)? * factor.ln().max(0.)
+        }
+        false => 1.,
+    };
+    let growth = match kind == "mistral4" && rope.get("llama_4_scaling_beta").is_some() {
+        true => Some(QueryGrowth {
+            beta: rope.positive("llama_4_scaling_beta", None)?,
+            original: rope.size("original_max_position_embeddings", None)?,
+        }),
+        false => None,
+    };
+    Ok((scale * (temperature * temperature), growth))
 }

@@ -26,7 +26,7 @@ impl GgufFile {
     /// The scaling that the metadata describe.
     fn scaling_entries(&self) -> Result<Option<Value>, GgufError> {
         let metadata = &self.metadata;
-        // What llama.cpp multiplies beside the usual formula, and what has no effect there.
+        // Factors that llama.cpp applies on top of the formula, with their neutral values.
         for (key, usual, expected) in [
             (".rope.scaling.attn_factor", [1.0, 1.0], "1"),
             (".rope.scaling.yarn_attn_factor", [1.0, 1.0], "1"),

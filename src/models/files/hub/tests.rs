@@ -135,6 +135,15 @@ fn a_sentence_encoder_needs_its_pooling() -> Outcome {
     files.push((MODULES, r#"[{"path": ""}]"#));
     let (_dir, options) = cache_of(&files)?;
     assert!(cached("owner/name", &options)?.is_some());
+    // Its folder may have another number.
+    files.truncate(2);
+    files.push((MODULES, r#"[{"path": ""}, {"path": "2_Pooling"}]"#));
+    files.push((POOLING, "{}"));
+    let (_dir, options) = cache_of(&files)?;
+    assert_eq!(cached("owner/name", &options)?, None);
+    files.push(("2_Pooling/config.json", "{}"));
+    let (_dir, options) = cache_of(&files)?;
+    assert!(cached("owner/name", &options)?.is_some());
     Ok(())
 }
 
@@ -247,6 +256,8 @@ fn only_what_it_takes_is_downloaded() {
         "modules.json",
         "1_Pooling/config.json",
         "2_Dense/config.json",
+        "3_Pooling/config.json",
+        "../4_Pooling/config.json",
         "tokenizer.model",
     ];
     let names = names.map(str::to_string);
@@ -256,6 +267,7 @@ fn only_what_it_takes_is_downloaded() {
         "chat_template.jinja",
         "modules.json",
         "1_Pooling/config.json",
+        "3_Pooling/config.json",
         "tokenizer.model",
         "model-00001-of-00001.safetensors",
     ];

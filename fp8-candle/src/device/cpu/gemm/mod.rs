@@ -189,7 +189,7 @@ pub(super) fn gemm(
     if matches!(b.codes, GemmCodes::Packed(_))
         && packed_order(isa).is_some_and(|order| !reads(order, b.format, &[]))
     {
-        let expected = format!("codes that were packed as {}", b.format);
+        let expected = format!("row-major codes: {} is never packed here", b.format);
         return Err(wrong("operand B [kept, contracted]", expected, b));
     }
     let bias = match out.bias {

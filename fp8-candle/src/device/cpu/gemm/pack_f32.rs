@@ -162,12 +162,10 @@ fn decode_as<const E5M2: bool>(codes: &[u8], dst: &mut [f32]) {
 /// Decodes packed codes of panels of `width` columns, `[pairs][width][2]`, into values packed as B, `[sum][width]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn decode_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
-    if !packed_f32::reads(format, packed) {
-        look_up_panel(format, packed, width, dst);
-    } else if format == Format::E5M2 {
-        decode_panel_as::<true>(packed, width, dst);
-    } else {
-        decode_panel_as::<false>(packed, width, dst);
+    match format {
+        Format::E4M3 => decode_panel_as::<false>(packed, width, dst),
+        Format::E5M2 => decode_panel_as::<true>(packed, width, dst),
+        Format::E4M3Fnuz | Format::E5M2Fnuz => unreachable!("{format} is not packed"),
     }
 }
 
@@ -195,20 +193,6 @@ fn decode_panel_as<const E5M2: bool>(packed: &[u8], width: usize, dst: &mut [f32
                     _mm256_storeu_ps(to.add(8), _mm256_mul_ps(values[1], factor));
                 }
             }
-        }
-    }
-}
-
-/// [`decode_panel`] of any codes.
-fn look_up_panel(format: Format, packed: &[u8], width: usize, dst: &mut [f32]) {
-    let values = &VALUES[format as usize];
-    let pairs = packed.chunks_exact(2 * width);
-    for (codes, dst) in pairs.zip(dst.chunks_exact_mut(2 * width)) {
-        let (even, odd) = dst.split_at_mut(width);
-        let (codes, _) = codes.as_chunks::<2>();
-        for ((codes, even), odd) in codes.iter().zip(even).zip(odd) {
-            *even = values[usize::from(codes[0])];
-            *odd = values[usize::from(codes[1])];
         }
     }
 }
