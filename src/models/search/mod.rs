@@ -48,7 +48,7 @@ const LEAST_TOKENS: usize = 64;
 /// BERT. So are experts that no token of the samples reaches. [`FoundCodes::plain`] lists them.
 ///
 /// Memory: the model; its codes; for the samples, the values between two blocks and inside one; for one layer at a time, products of inputs
-/// (8 bytes for each pair of the layer's input features) and their factors (20 more).
+/// (8 bytes for each pair of the layer's input features) and their factors (20 more, and up to 36 while they are made).
 ///
 /// ```no_run
 /// use fp8::load::Checkpoint;

@@ -189,8 +189,8 @@ impl Call {
     fn add(&self, x: &Tensor, targets: &Tensor, share: f64, sums: &mut Sums) -> Result<()> {
         let of = x.dtype();
         let x = self.products.operand(x)?;
-        let logits = self.products.forward(&x, &self.weight, None, of)?;
-        let logits = logits.to_dtype(self.dtype)?;
+        // In one expression, so that those in 16 bits do not stay.
+        let logits = (self.products.forward(&x, &self.weight, None, of)?).to_dtype(self.dtype)?;
         let (mean, gradient) = detached::cross_entropy(&logits, 1., targets, self.options)?;
         sums.add_loss((mean * share)?)?;
         if self.wanted == [false; 2] {
