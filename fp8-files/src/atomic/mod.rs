@@ -140,7 +140,7 @@ pub fn write_atomic(
     })
 }
 
-/// Writes JSON in several lines, with the tokens of [`python_json`](crate::python_json) and a line feed at the end. `path` is for messages.
+/// Writes JSON in several lines, with the tokens of [`python_json`] and a line feed at the end. `path` is for messages.
 ///
 /// # Errors
 /// [`FileError::Io`].
