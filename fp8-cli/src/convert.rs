@@ -85,9 +85,8 @@ fn respell(args: &Args, spelling: Spelling) -> Result<()> {
 }
 
 fn to_gguf(args: &Args) -> Result<()> {
-    let powers = args.power_of_two_inputs;
-    let flag = first_given([(powers, "--power-of-two-inputs")]);
-    if let Some(flag) = flag.or_else(|| args.target.of_directories()) {
+    let powers = args.power_of_two_inputs.then_some("--power-of-two-inputs");
+    if let Some(flag) = powers.or_else(|| args.target.of_directories()) {
         let text = format!("{flag} is for FP8 in a directory, and --to is gguf");
         return Err(Usage(text).into());
     }

@@ -43,9 +43,9 @@ pub struct Args {
     /// End before this text
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Seed of the draws; at a temperature of 0 there are none [default: 0]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
+    /// Seed of the draws; at a temperature of 0 there are none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
     /// Print texts, tokens and times as JSON
     #[arg(long)]
     json: bool,
@@ -69,7 +69,7 @@ impl Args {
             .with_top_p(self.top_p.or(own.top_p))
             .with_repetition_penalty(penalty, self.repetition_window)
             .with_stop_strings(stops)
-            .with_seed(self.seed.unwrap_or(0)))
+            .with_seed(self.seed))
     }
 
     /// Fails for flags that change nothing beside the others and the model's settings. Scripts may always give a seed.

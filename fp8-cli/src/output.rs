@@ -117,7 +117,7 @@ impl Target {
                 report.exact_inputs.len()
             );
         }
-        // A folder that is dequantized as a whole is what was asked for.
+        // Dequantizing a whole folder was the request.
         if let (Some(first), false) = (report.dequantized.first(), report.quantized.is_empty()) {
             eprintln!(
                 "warning: {} weights that are FP8 in the source are in high precision in the output (first {first})",

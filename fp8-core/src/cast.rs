@@ -126,7 +126,7 @@ pub struct Cast {
     #[serde(default)]
     pub via_f16: bool,
     /// The scales given to the cast are dequant_scales, which values are divided by, instead of quant_scales, which they are multiplied
-    /// by: so compressed-tensors casts, and vLLM the inputs that have a scale per token. The methods for one value do not look at it.
+    /// by. This is how compressed-tensors casts, and vLLM for inputs with a scale per token. The methods for one value do not look at it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub divides: bool,
 }
@@ -161,6 +161,14 @@ impl Cast {
     /// The same cast with or without a division by its scales, see [`Cast::divides`].
     pub const fn with_division(self, divides: bool) -> Self {
         Self { divides, ..self }
+    }
+
+    /// The one of these scales, or arrays of them, that a cast of many values takes, see [`Cast::divides`].
+    pub const fn applied<'a, T: ?Sized>(&self, quant_scale: &'a T, dequant_scale: &'a T) -> &'a T {
+        match self.divides {
+            true => dequant_scale,
+            false => quant_scale,
+        }
     }
 
     /// The code of `x`. `element` is the index of `x` in its tensor; only stochastic rounding looks at it.

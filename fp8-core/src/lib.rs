@@ -31,7 +31,7 @@
 //! On x86-64 the slice functions pick AVX-512, AVX2 or portable code when first called, on aarch64 NEON, see [`Isa`]. The
 //! environment variable `FP8_ISA` (`portable`, `avx2`, `avx512`, `avx512bf16` or `amx`; `portable` or `neon`), read once,
 //! chooses a lower level; an unknown or unavailable one is an error, see [`Isa::from_env`]. The results of this crate are the same to the bit on every
-//! level, where a decoded NaN code counts by its sign alone; those of the GEMMs built on it differ in the order of their sums.
+//! level, except that of a decoded NaN only the sign is promised; those of the GEMMs built on it differ in the order of their sums.
 
 #![doc(test(attr(deny(warnings))))]
 

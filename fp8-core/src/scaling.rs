@@ -42,8 +42,8 @@ pub fn inference_dequant_scale(amax: f32, format: Format) -> f32 {
     at_least(amax, AMAX_EPSILON) / format.max()
 }
 
-/// The reciprocal of [`inference_dequant_scale`]: rounded down to a power of two, it multiplies. Casts without that rounding divide by the
-/// dequant_scale itself. A product with this reciprocal is an ulp from that quotient in many cases, which moves some values between two
+/// The reciprocal of [`inference_dequant_scale`]. Casts multiply by it only after it is rounded down to a power of two; others divide by
+/// the dequant_scale. A product with this reciprocal is an ulp from that quotient in many cases, which moves some values between two
 /// codes to the other one.
 ///
 /// Both roundings together may also leave it an ulp from [`dynamic_quant_scale`], which trains.

@@ -3,7 +3,6 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use fp8_candle::state::NonFinite;
-use fp8_candle::weight_version::WeightVersion;
 
 use super::error::{OptimError, Result};
 use super::loss_scaler::DynamicLossScaler;
@@ -169,11 +168,10 @@ impl DynamicLossScaler {
     ) -> Result<LossScaledStep<StepReport>> {
         let vars = optimizer.named_vars();
         let vars = vars.iter().map(|(_, var)| var);
-        let (own, veto) = self.unscale_with_veto(grads, vars.clone())?;
+        let (own, veto) = self.unscale_with_veto(grads, vars)?;
         let found = (optimizer.agreed_non_finite(own)?, veto);
         if found.0 > 0 {
-            // Another rank may have found it.
-            vars.for_each(|var| WeightVersion::of(var).note_step());
+            // Another rank may have found it, where nothing was noted yet.
             optimizer.note_skipped()?;
         }
         self.step_unless(found, grads, |grads| optimizer.apply_gradients(grads))

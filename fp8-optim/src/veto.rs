@@ -22,8 +22,8 @@ pub(crate) struct JudgedCasts(Vec<Judged>);
 pub(crate) struct CastVeto(Vec<NonFiniteCounts>);
 
 impl CastVeto {
-    /// Collects the state tables of the models that have these variables: what their casts have seen that a reader has not `judged` before,
-    /// and what it has judged then: while a device records, what it has judged before.
+    /// Collects the state tables of the models that have these variables: what their casts have seen that a reader has not `judged` before.
+    /// Returns the counts and the reader's new record; while a device records, the record stays as it was.
     pub(crate) fn of<'a>(
         versions: impl Iterator<Item = &'a WeightVersion>,
         judged: &JudgedCasts,

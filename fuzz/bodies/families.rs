@@ -13,8 +13,8 @@ const LARGE: usize = 1 << 16;
 
 const CONFIGS: [&str; 3] = ["config.json", "hf_quant_config.json", "params.json"];
 
-/// The input: a byte that says where the configuration is and whether scales may be missing, two bytes with its length, the
-/// configuration, the file.
+/// The input: a byte that says where the configuration is, whether there is a second one like it (bit 6) and whether scales may be missing (bit 7),
+/// two bytes with its length, the configuration, the file.
 pub fn open(data: &[u8]) -> Option<Checkpoint> {
     let (&[place, low, high], rest) = data.split_first_chunk::<3>()?;
     let length = usize::from(u16::from_le_bytes([low, high])).min(rest.len());
@@ -25,8 +25,11 @@ pub fn open(data: &[u8]) -> Option<Checkpoint> {
         let _ = std::fs::remove_file(dir.join(name));
     }
     if !config.is_empty() {
-        let name = CONFIGS[usize::from(place & 0x7F) % CONFIGS.len()];
-        std::fs::write(dir.join(name), config).unwrap();
+        let name = CONFIGS[usize::from(place & 0x3F) % CONFIGS.len()];
+        let second = (place & 0x40 != 0).then_some(CONFIGS[1]);
+        for name in [Some(name), second].into_iter().flatten() {
+            std::fs::write(dir.join(name), config).unwrap();
+        }
     }
     std::fs::write(dir.join("model.safetensors"), file).unwrap();
     let options = OpenOptions::new().with_allow_unscaled(place & 0x80 != 0);

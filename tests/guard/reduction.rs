@@ -8,6 +8,7 @@ use fp8::{
     is_fp8_enabled,
 };
 use fp8_test_support::{Layer, assert_text, delayed, of, prepare, slots};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 /// A group of two ranks. The other one always reports `other`, cut or repeated to the length that is needed.
@@ -195,6 +196,11 @@ fn close_reports_what_drop_only_logs() {
         );
     }
     assert!(!is_fp8_enabled(), "and the guard is gone either way");
+    let error = fp8_autocast(autocast()).unwrap_err();
+    assert!(
+        matches!(error, Error::Guard(GuardError::Dropped)),
+        "{error}"
+    );
     assert_eq!(
         layer.slot("input").quant_scale,
         1.,
@@ -264,6 +270,18 @@ fn a_dropped_guard_waits_for_no_other_rank() {
     // The others may have used the model in it.
     leave_early(autocast(), None);
     next("a later step without a layer");
+    let guard = open(autocast());
+    layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+    layer.linear.forward(&of(&[2.], &[1, 1])).unwrap_err();
+    drop(guard);
+    next("a failed layer");
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = open(autocast());
+        layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+        panic!("this rank alone");
+    }));
+    assert!(outcome.is_err());
+    next("a panic that was caught");
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before, "no trace");
 }

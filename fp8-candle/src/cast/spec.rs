@@ -151,7 +151,8 @@ impl ScaleSource {
     }
 
     /// Whether values are divided by their dequant_scale, instead of multiplied by their quant_scale, whatever the cast says:
-    /// casts with the scales of served files do, as those of compressed-tensors. Training multiplies.
+    /// casts with the scales of served files do, as those of compressed-tensors. Training multiplies, unless its scales
+    /// are static.
     pub(crate) fn divides(&self) -> bool {
         match self {
             Self::Static(_) | Self::Fixed { .. } => true,
@@ -204,10 +205,7 @@ pub(crate) fn applied_scale<'a>(
     cast: &Cast,
     (quant_scale, dequant_scale): &'a Scales,
 ) -> &'a Tensor {
-    match cast.divides {
-        true => dequant_scale,
-        false => quant_scale,
-    }
+    cast.applied(quant_scale, dequant_scale)
 }
 
 /// Counts the tensors that were cast; a cached weight is not cast again.

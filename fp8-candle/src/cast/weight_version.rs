@@ -10,7 +10,7 @@ use crate::base::sync::lock;
 use crate::cast::state::StateTable;
 use crate::device::fingerprint as fingerprint_of;
 use candle_core::{DType, Tensor, TensorId};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -20,13 +20,23 @@ static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(Non
 thread_local! {
     /// The changes that this thread announces, while somebody listens.
     static ANNOUNCED: RefCell<Option<Vec<WeightVersion>>> = const { RefCell::new(None) };
-    /// How many steps of parameters this thread has noted, of whatever model.
-    static STEPS: Cell<u64> = const { Cell::new(0) };
+    static STEPS: ThreadSteps = ThreadSteps::default();
 }
 
-/// How many steps of parameters this thread has noted, also of those that no model is known to have.
-pub(crate) fn steps_on_thread() -> u64 {
-    STEPS.try_with(Cell::get).unwrap_or(0)
+/// How many steps of parameters one thread has noted, also of parameters that no model is known to have. Any thread may read it.
+#[derive(Debug, Clone, Default)]
+pub struct ThreadSteps(Arc<AtomicU64>);
+
+impl ThreadSteps {
+    /// The count of this thread; one that stays 0 while the thread ends.
+    pub fn of_this_thread() -> Self {
+        STEPS.try_with(Self::clone).unwrap_or_default()
+    }
+
+    /// The count now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// What `f` returns, and the versions whose change it has announced on this thread.
@@ -85,9 +95,9 @@ impl WeightVersion {
     /// changed, or a loss scaler has skipped the step. This announces no change.
     pub fn note_step(&self) {
         // A thread that ends saves nothing.
-        let _ = STEPS.try_with(|steps| steps.set(steps.get() + 1));
+        let _ = STEPS.try_with(|steps| steps.0.fetch_add(1, Ordering::Relaxed));
         for table in self.tables() {
-            table.note_change();
+            table.note_step();
         }
     }
 

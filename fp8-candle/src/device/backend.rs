@@ -60,10 +60,7 @@ pub trait Backend: Send + Sync {
     ) -> Result<CurrentCast> {
         let amax = self.amax(x, grid)?;
         let (quant_scale, dequant_scale) = self.scales(&amax, cast.format, current)?;
-        let scale = match cast.divides {
-            true => &dequant_scale,
-            false => &quant_scale,
-        };
+        let scale = cast.applied(&quant_scale, &dequant_scale);
         Ok(CurrentCast {
             codes: self.quantize(x, grid, scale, cast, orientation)?,
             quant_scale,

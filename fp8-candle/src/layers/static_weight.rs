@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// How the input of a static layer is cast before the product: divided by its scale, as compressed-tensors does it, and vLLM for
-/// scales of tokens; its kernel for one static scale multiplies by the reciprocal. (A power of two, by which dividing and multiplying
-/// are the same, multiplies.)
+/// scales of tokens; its kernel for one static scale multiplies by the reciprocal. Scales that are powers of two multiply; the result
+/// is the same.
 ///
 /// `S` is the scale of [`InputScaling::Static`]: a tensor in a layer, `()` where files and configurations only describe the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -38,17 +38,27 @@ pub fn max_pool2d(x: &Tensor, size: usize) -> Result<Tensor> {
     if size == 0 || size > height || size > width {
         return Err(misfit(size, x));
     }
-    let images = x.detach().contiguous()?;
-    let mut y = images.max_pool2d(size)?;
-    if may_have_nan(&images)? {
-        let has_nan = images.ne(&images)?.max_pool2d(size)?;
-        y = has_nan.where_cond(&y.affine(0., f64::NAN)?, &y)?;
-    }
+    let y = largest(&x.detach().contiguous()?, size)?;
     let shape = y.dims().to_vec();
     let result = Ready::new(take_storage(y)?, shape)?;
     attach(OP, [x], result, move |[x], y, grad| {
         Ok([Some(gradient(x, y, grad, size)?)])
     })
+}
+
+fn largest(images: &Tensor, size: usize) -> Result<Tensor> {
+    // A GPU launches no empty grid.
+    if images.elem_count() == 0 {
+        let (batch, channels, height, width) = images.dims4()?;
+        let shape = (batch, channels, height / size, width / size);
+        return Ok(Tensor::zeros(shape, images.dtype(), images.device())?);
+    }
+    let y = images.max_pool2d(size)?;
+    if !may_have_nan(images)? {
+        return Ok(y);
+    }
+    let has_nan = images.ne(images)?.max_pool2d(size)?;
+    Ok(has_nan.where_cond(&y.affine(0., f64::NAN)?, &y)?)
 }
 
 fn misfit(size: usize, x: &Tensor) -> crate::base::error::Error {

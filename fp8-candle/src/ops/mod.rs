@@ -9,7 +9,9 @@
 //! - Strided inputs are made contiguous. Empty tensors give empty results. NaN and Inf spread as the formula says. Nothing
 //!   panics.
 //! - Each op is fused on the CPU and, except for f64, on CUDA devices with the feature `cuda`; its bits depend neither on the
-//!   number of threads nor on alignment. Elsewhere it is composed of candle's primitives.
+//!   number of threads nor on alignment. Elsewhere it is composed of candle's primitives. So are [`dropout()`], [`embedding()`],
+//!   [`max_pool2d`] and [`split()`] on every device, [`linear()`] and [`to_dtype`] on all but the CPU, and [`attention()`] where it has
+//!   no kernels.
 //! - Nothing is copied from a device to the host, except the targets of [`linear_cross_entropy()`] with an index to ignore, which it
 //!   counts, and the FP8 codes of a cache on another device than the CPU.
 

@@ -90,6 +90,52 @@ fn every_form_of_a_weight_gives_the_same_bits() -> Result<()> {
     Ok(())
 }
 
+/// Where kernels do not read NaN, Inf or FNUZ in packed codes, such codes stay as they are.
+#[test]
+fn a_weight_with_any_codes_gives_the_same_bits() -> Result<()> {
+    let (n, k, granularity) = (70, 96, Granularity::Rowwise);
+    let plan = plan(granularity, false);
+    for (format, code) in [
+        (Format::E4M3, 0x7F),
+        (Format::E4M3, 0xFF),
+        (Format::E5M2, 0x7C),
+        (Format::E5M2, 0xFE),
+        (Format::E4M3Fnuz, 0x38),
+        (Format::E4M3Fnuz, 0x80),
+        (Format::E5M2Fnuz, 0x80),
+    ] {
+        let quantizer = Quantizer::dynamic(format, granularity);
+        let codes = Fp8Tensor::quantize(&tensor(2, &[n, k]), &quantizer, Contraction::Cols)?;
+        let scales = codes.dequant_scale().clone();
+        let mut codes = codes.codes().flatten_all()?.to_vec1::<u8>()?;
+        codes[5 * k + 7] = code;
+        let codes = Tensor::from_vec(codes, (n, k), &device())?;
+        let codes = Fp8Tensor::from_parts(codes, format, granularity, Contraction::Cols, scales)?;
+        let packed = PackedWeight::new(&codes)?;
+        let is_finite = format.decode(code).is_finite();
+        for m in [1, 3, 13, 33, 200] {
+            let x = tensor(3, &[m, k]);
+            let run = |weight: LinearWeight<'_>| -> Result<Vec<Vec<f32>>> {
+                Ok(fp8_linear(&x, weight, None, &plan)?.to_vec2()?)
+            };
+            let expected = run(LinearWeight::Fp8(&codes))?;
+            let got = run(LinearWeight::Packed(&packed))?;
+            let case = format!("{format} {code:#x}, {m} rows");
+            assert_eq!((expected.len(), got.len()), (m, m), "{case}");
+            for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+                let same = got == expected || got.is_nan() && expected.is_nan();
+                assert!(same, "{case}: {got}, expected {expected}");
+            }
+            for row in &got {
+                for (col, y) in row.iter().enumerate() {
+                    assert_eq!(y.is_finite(), is_finite || col != 5, "{case}: {y} in {col}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A change of a weight takes effect at once, even after many uses.
 #[test]
 fn a_changed_weight_is_packed_anew() -> Result<()> {

@@ -351,5 +351,19 @@ fn operands_that_do_not_fit_are_errors() -> Result<()> {
     let error = backend.gemm(&packed_a, &a.tensor.operand(Cols), &out);
     let error = error.expect_err("a packed operand A").to_string();
     assert!(error.contains("operand A"), "{error}");
+
+    let format = Format::E4M3Fnuz;
+    if backend.pack(a.tensor.codes(), format)?.is_some() {
+        skipped("a packed operand B in FNUZ: this processor reads every format");
+        return Ok(());
+    }
+    let mut packed_b = packed_a;
+    packed_b.format = format;
+    let error = backend.gemm(&a.tensor.operand(Cols), &packed_b, &out);
+    let error = error.expect_err("a packed operand B in FNUZ").to_string();
+    assert!(
+        error.contains("operand B") && error.contains("never packed"),
+        "{error}"
+    );
     Ok(())
 }

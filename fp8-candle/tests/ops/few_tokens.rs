@@ -152,6 +152,11 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
     let result = cached_attention(&q, of(&codes), of(&codes), 4, &plain());
     assert!(matches!(result, Err(Error::DType { .. })), "{result:?}");
+    let turned = wave_f32(&[1, 2, 16, 8], 2).transpose(2, 3)?;
+    for (k, v) in [(&turned, &k), (&k, &turned)] {
+        let error = cached_attention(&q, of(k), of(v), 4, &plain()).unwrap_err();
+        assert!(error.to_string().contains("next to each other"), "{error}");
+    }
     // A gradient would be lost.
     let var = Var::from_tensor(&q)?;
     let error = cached_attention(&var, of(&k), of(&k), 4, &plain()).unwrap_err();

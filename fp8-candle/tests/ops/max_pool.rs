@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::ops::max_pool2d;
 use fp8_candle::{Error, Result};
-use fp8_test_support::{flat64, wave_f32};
+use fp8_test_support::{device, flat64, wave_f32};
 
 /// The definition, which is torch's: the gradient of each window goes to its last NaN, or else to the first of its largest elements.
 fn gradient(x: &[f64], dims: [usize; 4], size: usize, grad: &[f64]) -> Vec<f64> {
@@ -98,6 +98,24 @@ fn nan_is_the_largest() -> Result<()> {
             let grads = (y * &factor)?.sum_all()?.backward()?;
             let expected = gradient(&values, dims, 2, &flat64(&factor));
             assert_eq!(flat64(grads.get(&x).unwrap()), expected, "{case}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_images_give_no_results() -> Result<()> {
+    for (dims, result) in [
+        ([0usize, 2, 4, 6], [0usize, 2, 2, 3]),
+        ([2, 0, 5, 4], [2, 0, 2, 2]),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let x = Var::zeros(&dims, dtype, &device())?;
+            let y = max_pool2d(&x, 2)?;
+            assert_eq!(y.dims(), result, "{dtype:?}");
+            assert_eq!(y.dtype(), dtype);
+            let grads = y.sum_all()?.backward()?;
+            assert_eq!(grads.get(&x).unwrap().dims(), dims, "{dtype:?}");
         }
     }
     Ok(())

@@ -48,24 +48,16 @@ fn nan_and_zeros_are_named_and_are_the_worst() {
     let expected = "8 tensors in both, 1 of them equal; worst inf_in_b: Inf in the second";
     assert!(text.contains(expected), "{text}");
     // Where all values are finite, a tensor that was 0 is the worst.
-    let finite = CASES
-        .iter()
+    let finite = CASES.map(|case| (case.0, [case.1, case.2]));
+    let finite = finite
+        .into_iter()
         .filter(|case| ["near", "zero"].contains(&case.0));
-    let finite: Vec<_> = finite.collect();
-    write(
-        &a,
-        &finite
-            .iter()
-            .map(|case| (case.0, case.1))
-            .collect::<Vec<_>>(),
-    );
-    write(
-        &b,
-        &finite
-            .iter()
-            .map(|case| (case.0, case.2))
-            .collect::<Vec<_>>(),
-    );
+    let [ones, others] = [0, 1].map(|side| {
+        let of_side = finite.clone().map(|(name, values)| (name, values[side]));
+        of_side.collect::<Vec<_>>()
+    });
+    write(&a, &ones);
+    write(&b, &others);
     let text = output(&["diff", &a, &b]);
     assert!(text.contains("worst zero at -inf dB"), "{text}");
 }

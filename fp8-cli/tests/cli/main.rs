@@ -13,6 +13,7 @@ mod interrupted;
 mod layers;
 mod pipes;
 mod refused;
+mod reported;
 mod run;
 mod search;
 mod support;

@@ -139,7 +139,10 @@ fn modules(from: &Path) -> Result<BTreeSet<String>> {
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     let modules = json.as_array().into_iter().flatten();
     let names = modules.filter_map(|module| module.get("path")?.as_str());
-    Ok(names.map(String::from).collect())
+    // Some files end a folder with a slash.
+    Ok(names
+        .map(|name| name.trim_end_matches('/').into())
+        .collect())
 }
 
 /// Copies the files in the folder of a module. Returns their names, with that of the folder.

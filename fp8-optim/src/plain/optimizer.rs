@@ -6,6 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use fp8_candle::profile;
+use fp8_candle::weight_version::WeightVersion;
 
 #[cfg(not(feature = "cuda"))]
 use super::super::counter::Counter;
@@ -58,11 +59,15 @@ pub trait NamedOptimizer {
         Ok(own)
     }
 
-    /// A loss scaler has skipped a step of these variables: what casts have seen until now is judged, and vetoes no later step.
+    /// A loss scaler has skipped a step of these variables: their step has come, and what casts have seen until now is judged, and vetoes no
+    /// later step. By default each variable's [`note_step`](WeightVersion::note_step).
     ///
     /// # Errors
     /// If a device fails.
     fn note_skipped(&mut self) -> Result<()> {
+        for (_, var) in self.named_vars() {
+            WeightVersion::of(&var).note_step();
+        }
         Ok(())
     }
 }
@@ -237,8 +242,12 @@ impl<R: Rule> Engine<R, Variable> {
             self.judged = judged;
         }
         // After errors and skipped steps too: an unneeded announcement only costs a cast.
-        for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
-            slot.parameter.version.announce_change();
+        for (slot, grad) in self.slots.iter().zip(&grads) {
+            let version = &slot.parameter.version;
+            match grad {
+                Some(_) => version.announce_change(),
+                None => version.note_step(),
+            }
         }
         done
     }

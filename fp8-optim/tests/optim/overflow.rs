@@ -4,12 +4,10 @@ use crate::helpers::{all_bits, copies, flat64, grads, state_bits, vars};
 use crate::sides::{CPU, DTYPES, Side, assert_same, config, storages};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use fp8_optim::*;
-use fp8_test_support::{device, skipped_on_cuda};
+use fp8_test_support::{device, largest_of, skipped_on_cuda};
 
 fn largest(tensor: &Tensor) -> f64 {
-    flat64(tensor)
-        .into_iter()
-        .fold(0., |max, x| x.abs().max(max))
+    largest_of(flat64(tensor).into_iter().map(f64::abs))
 }
 
 #[test]

@@ -156,9 +156,7 @@ impl ProcessGroup {
     /// made of it [with other options](ProcessGroup::with_options).
     pub fn is_within(&self, group: &dyn ReductionGroup) -> bool {
         let identity = group.identity();
-        // An address without an owner may be another group's by now.
-        let living = |member: &Weak<Member>| member.strong_count() > 0;
-        let mut all = self.lineage().into_iter().filter(living);
+        let mut all = self.lineage().into_iter();
         all.any(|member| member.as_ptr().addr() == identity)
     }
 

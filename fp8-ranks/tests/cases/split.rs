@@ -33,6 +33,13 @@ pub fn rows_and_columns(group: &ProcessGroup) {
     assert_eq!((row.name(), column.name()), ("row", "column"));
     assert_eq!(in_row[row.rank()], rank);
     assert_eq!((row.size(), column.size()), (in_row.len(), in_column.len()));
+    let again = row.with_options(row.options());
+    let within = |other: &ProcessGroup| again.is_within(other);
+    assert_eq!(
+        [&again, &row, group, &column].map(within),
+        [true, true, true, false]
+    );
+    assert!(!row.is_within(&again) && !group.is_within(&row));
     // Groups do not disturb each other, and the sum of sums is that of all.
     let own = Tensor::new(&[1 << rank], &Device::Cpu).expect("a tensor");
     let own: Tensor = own.to_dtype(candle_core::DType::I64).expect("a cast");

@@ -26,6 +26,22 @@ fn failure<T: std::fmt::Debug>(result: std::thread::Result<Result<T>>) -> (Strin
     }
 }
 
+/// Rank 1 has ended without an error, and the others name it.
+#[track_caller]
+fn assert_rank_1_left(results: Vec<std::thread::Result<Result<Vec<f32>>>>) {
+    for (rank, result) in results.into_iter().enumerate() {
+        if rank == 1 {
+            assert!(result.expect("no panic").is_ok());
+            continue;
+        }
+        let (message, failure) = failure(result);
+        assert!(
+            matches!(failure, Failure::Rank { rank: 1, .. }),
+            "{message}"
+        );
+    }
+}
+
 /// At each of the six collectives of three sums.
 #[test]
 fn a_stuck_rank_is_named_after_the_deadline() {
@@ -89,17 +105,7 @@ fn a_rank_that_returns_early_is_named_at_once() {
         1 => Ok(vec![]),
         _ => sum(&group),
     });
-    for (rank, result) in results.into_iter().enumerate() {
-        if rank == 1 {
-            assert!(result.expect("no panic").is_ok());
-            continue;
-        }
-        let (message, failure) = failure(result);
-        assert!(
-            matches!(failure, Failure::Rank { rank: 1, .. }),
-            "{message}"
-        );
-    }
+    assert_rank_1_left(results);
 }
 
 /// Long before its thread ends: here it goes on until the others have given up.
@@ -117,17 +123,7 @@ fn a_rank_that_drops_its_groups_is_named_at_once() {
         ended.wait();
         result
     });
-    for (rank, result) in results.into_iter().enumerate() {
-        if rank == 1 {
-            assert!(result.expect("no panic").is_ok());
-            continue;
-        }
-        let (message, failure) = failure(result);
-        assert!(
-            matches!(failure, Failure::Rank { rank: 1, .. }),
-            "{message}"
-        );
-    }
+    assert_rank_1_left(results);
 }
 
 /// Rank 0 ends early, with an error of its own, and the others have dropped the group that they share with it.

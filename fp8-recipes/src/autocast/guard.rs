@@ -120,7 +120,7 @@ fn outer_session(purpose: Purpose) -> Option<Arc<Session>> {
 /// So **a guard whose amaxes are reduced over several ranks has to be closed**. If it is dropped, the reason may be an error of this rank
 /// alone, and the others wait for it in another collective: it must leave them at once, and not wait for them in a reduction. The step
 /// leaves no trace, and the next training or calibrating guard of the thread, if there is one, is [`GuardError::Dropped`], unless a training
-/// state was loaded in between.
+/// state was loaded in between. The same holds after a failed layer, and after a panic that was caught.
 ///
 /// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and so does its step: later guards of the thread are
 /// inside it. If they train, a warning is logged.
@@ -238,6 +238,7 @@ impl Drop for AutocastGuard {
         if self.closed {
             return;
         }
+        let waits_for_ranks = self.waits_for_ranks();
         if std::thread::panicking() {
             // A panic discards the step.
             let _ = self.finish(End::Abort);
@@ -247,7 +248,7 @@ impl Drop for AutocastGuard {
                  close() counts it, abort() discards it without this warning"
             );
             let _ = self.finish(End::Abort);
-        } else if self.waits_for_ranks() {
+        } else if waits_for_ranks {
             // Perhaps because of an error of this rank alone. The others learn of it when this rank leaves, and until then they wait
             // for it elsewhere: if it waited for them here, all would do so until their deadline.
             tracing::warn!(
@@ -255,9 +256,11 @@ impl Drop for AutocastGuard {
                  close() counts it, abort() discards it without this warning"
             );
             let _ = self.finish(End::Abort);
-            job::note_dropped();
         } else if let Err(error) = self.finish(End::Close) {
             tracing::error!(%error, "closing an FP8 autocast guard failed");
+        }
+        if waits_for_ranks {
+            job::note_dropped();
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::config::{ResolvedConfig, ScalingType};
 use crate::error::{GuardError, Result};
 use fp8_candle::StateTable;
 use fp8_candle::state::{ReductionGroup, StepCells};
+use fp8_candle::weight_version::ThreadSteps;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +28,8 @@ pub(super) enum Purpose {
 #[derive(Debug)]
 pub(super) struct Session {
     purpose: Purpose,
+    /// Steps of parameters on the thread of the outermost guard.
+    noted: ThreadSteps,
     state: Mutex<Progress>,
     failed: AtomicBool,
     /// Whether the step has used a layer whose amaxes are reduced over several ranks.
@@ -49,6 +52,8 @@ struct Progress {
     job: Job,
     /// Whether the gradient scales of the step before are updated in every table that reduces over ranks.
     began: bool,
+    /// [`Session::noted`] when the step first used a model.
+    noted_before: u64,
 }
 
 impl Session {
@@ -60,9 +65,11 @@ impl Session {
             used: HashMap::new(),
             job: Job::new(group),
             began: false,
+            noted_before: 0,
         };
         Self {
             purpose,
+            noted: ThreadSteps::of_this_thread(),
             state: Mutex::new(progress),
             failed: AtomicBool::new(false),
             reduces: AtomicBool::new(false),
@@ -171,6 +178,9 @@ impl Session {
                     true => StepCells::training(table)?,
                     false => StepCells::new(table)?,
                 };
+                if state.steps.is_empty() {
+                    state.noted_before = self.noted.get();
+                }
                 state.steps.push(step.clone());
                 step
             }
@@ -248,7 +258,8 @@ impl Session {
     }
 
     /// The parts of the step in progress whose models await the step of their optimizer, as far as is known, each with the path of a
-    /// layer. None once that of any model has come: others, such as a frozen teacher, may have none.
+    /// layer. Empty once that of any model has come: others, such as a frozen teacher, may have none. What the guard's thread has noted of
+    /// other parameters counts too: those of adapters may be unknown to the models.
     pub(super) fn unfinished(&self) -> Vec<(Arc<StepCells>, String)> {
         let state = self.lock();
         let path = |step: &Arc<StepCells>| {
@@ -257,11 +268,17 @@ impl Session {
             let first = own.map(|state| state.path()).min();
             first.unwrap_or_default().to_string()
         };
-        if state.steps.iter().any(|step| step.has_ended()) {
+        let noted = self.noted.get() != state.noted_before;
+        if noted || state.steps.iter().any(|step| step.has_ended()) {
             return vec![];
         }
-        let steps = state.steps.iter().filter(|step| step.awaits_optimizer());
-        steps.map(|step| (step.clone(), path(step))).collect()
+        let trains = |step: &&Arc<StepCells>| step.casts() > 0 && step.mark().is_some();
+        state
+            .steps
+            .iter()
+            .filter(trains)
+            .map(|step| (step.clone(), path(step)))
+            .collect()
     }
 
     /// Warns once, when an inner guard closes, that weights have changed although the step has not ended.

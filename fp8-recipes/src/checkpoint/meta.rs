@@ -2,7 +2,7 @@
 
 use crate::config::Recipe;
 use crate::error::{Error, Result, TrainingCheckpointError, json_error};
-use crate::optim::LossScalerState;
+use crate::optim::{LossScalerState, OptimizerState};
 use fp8_files::SafetensorsFile;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -37,12 +37,36 @@ pub struct TrainingMeta {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OptimizerMeta {
-    pub(super) kind: String,
-    pub(super) hyperparameters: serde_json::Value,
+    kind: String,
+    hyperparameters: serde_json::Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) loss_scaler: Option<LossScalerState>,
+    loss_scaler: Option<LossScalerState>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) global_steps: Option<u64>,
+    global_steps: Option<u64>,
+}
+
+impl OptimizerMeta {
+    pub(super) fn of(state: &OptimizerState) -> Self {
+        Self {
+            kind: state.kind().to_string(),
+            hyperparameters: state.hyperparameters_json().clone(),
+            loss_scaler: state.loss_scaler().copied(),
+            global_steps: state.global_steps(),
+        }
+    }
+
+    /// The state without its tensors.
+    pub(super) fn into_state(self) -> Result<OptimizerState> {
+        let mut state =
+            OptimizerState::new(self.kind).with_hyperparameters(self.hyperparameters)?;
+        if let Some(scaler) = self.loss_scaler {
+            state = state.with_loss_scaler(scaler);
+        }
+        if let Some(steps) = self.global_steps {
+            state = state.with_global_steps(steps);
+        }
+        Ok(state)
+    }
 }
 
 /// The text of a metadata entry.

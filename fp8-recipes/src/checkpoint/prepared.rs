@@ -1,4 +1,4 @@
-//! The prepared layers of a model, and how many casts they have made.
+//! The prepared layers of a model, the check that no step of theirs is unfinished, and how many casts they have made.
 
 use crate::autocast::{Fp8State, end_step, unfinished_steps};
 use crate::config::Operand;

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
 use crate::optim::{AdamWConfig, OptimizerState, ResumableOptimizer, Rule};
+use crate::warning::warn_of_lost_scaler;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_candle::weight_version::WeightVersion;
@@ -143,12 +144,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Size
         if options.keep_hyperparameters {
             state = state.with_hyperparameters(Value::Null)?;
         }
-        if state.loss_scaler().is_some() && !optimizer.scales_loss() {
-            tracing::warn!(
-                "{}: the checkpoint has a loss scaler, this run has none",
-                path.display()
-            );
-        }
+        warn_of_lost_scaler(path, &state, optimizer);
         optimizer.load_optimizer_state(&state)?;
     }
     {
@@ -186,19 +182,11 @@ pub(super) fn announce(layers: &[PreparedLayer], announces_changes: bool) {
 
 /// The optimizer's state without its tensors.
 pub(super) fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
-    let Some(meta) = entry::<OptimizerMeta>(file, OPTIMIZER_KEY, "the optimizer")? else {
+    match entry::<OptimizerMeta>(file, OPTIMIZER_KEY, "the optimizer")? {
+        Some(meta) => meta.into_state(),
         // A file from before optimizers of other libraries could be saved.
-        return Ok(OptimizerState::new(AdamWConfig::KIND));
-    };
-    let state = OptimizerState::new(meta.kind).with_hyperparameters(meta.hyperparameters)?;
-    let state = match meta.loss_scaler {
-        Some(scaler) => state.with_loss_scaler(scaler),
-        None => state,
-    };
-    Ok(match meta.global_steps {
-        Some(steps) => state.with_global_steps(steps),
-        None => state,
-    })
+        None => Ok(OptimizerState::new(AdamWConfig::KIND)),
+    }
 }
 
 /// The same names, shapes and dtypes on both sides.

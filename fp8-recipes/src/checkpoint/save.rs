@@ -63,12 +63,7 @@ pub(super) fn write(
 ) -> Result<()> {
     let saved = layers.map(fp8::save).transpose()?;
     let (state, rows) = saved.unwrap_or_default();
-    let optimizer_meta = OptimizerMeta {
-        kind: optimizer.kind().to_string(),
-        hyperparameters: optimizer.hyperparameters_json().clone(),
-        loss_scaler: optimizer.loss_scaler().copied(),
-        global_steps: optimizer.global_steps(),
-    };
+    let optimizer_meta = OptimizerMeta::of(optimizer);
     let optimizer = optimizer.tensors().iter();
     let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));
     for (name, tensor) in state.into_iter().chain(optimizer) {

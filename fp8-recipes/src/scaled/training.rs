@@ -4,6 +4,7 @@ use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Result, json_error};
 use crate::optim::{LossScalerState, OptimizerState, ResumableOptimizer};
+use crate::warning::warn_of_lost_scaler;
 use candle_core::{Device, Tensor};
 use fp8_files::SafetensorsFile;
 use fp8_scaled::files::{OPTIMIZER_PREFIX, StoredTree, TRAINING_KEY, stored, take};
@@ -189,12 +190,7 @@ pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     });
     let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_, FilesError>>()?;
     let (state, training) = saved.into_states()?;
-    if state.loss_scaler().is_some() && !optimizer.scales_loss() {
-        tracing::warn!(
-            "{}: the checkpoint has a loss scaler, this run has none",
-            path.display()
-        );
-    }
+    warn_of_lost_scaler(path, &state, optimizer);
     optimizer.load_optimizer_state(&state.with_tensors(tensors))?;
     params.load_tree(&tree)?;
     crate::autocast::take_dropped();

@@ -39,9 +39,7 @@ impl Run {
 
     /// Larger batches later, so that scales move.
     fn loss(&self, batch: u32) -> Tensor {
-        let x = Tensor::from_vec(steps(100 + batch, 64), (4, 16), &Device::Cpu).unwrap();
-        let y = self.fc.forward(&(x * f64::from(batch + 1)).unwrap());
-        y.unwrap().sqr().unwrap().mean_all().unwrap()
+        loss_of(&self.fc, batch)
     }
 
     fn save(&self, path: &Path) -> Result<(), Error> {
@@ -49,18 +47,33 @@ impl Run {
     }
 
     fn save_with(&self, path: &Path, optimizer: &impl ResumableOptimizer) -> Result<(), Error> {
-        let meta = TrainingMeta {
-            step: 1,
-            recipe: Some(recipe()),
-            random: Value::Null,
-            extra: Value::Null,
-        };
-        save_training(path, &self.fc, &self.vars, optimizer, &meta)
+        save(path, &self.fc, &self.vars, optimizer)
     }
 
     fn bits(&self) -> Vec<Vec<u32>> {
         named(&self.vars).iter().map(|(_, var)| bits(var)).collect()
     }
+}
+
+fn save(
+    path: &Path,
+    fc: &Linear,
+    vars: &VarMap,
+    optimizer: &impl ResumableOptimizer,
+) -> Result<(), Error> {
+    let meta = TrainingMeta {
+        step: 1,
+        recipe: Some(recipe()),
+        random: Value::Null,
+        extra: Value::Null,
+    };
+    save_training(path, fc, vars, optimizer, &meta)
+}
+
+fn loss_of(fc: &Linear, batch: u32) -> Tensor {
+    let x = Tensor::from_vec(steps(100 + batch, 64), (4, 16), &Device::Cpu).unwrap();
+    let y = fc.forward(&(x * f64::from(batch + 1)).unwrap());
+    y.unwrap().sqr().unwrap().mean_all().unwrap()
 }
 
 fn recipe() -> Recipe {
@@ -211,6 +224,53 @@ fn a_frozen_teacher_needs_no_step() {
     let loss = (run.loss(0) - teacher.loss(1)).unwrap();
     assert_unfinished(run.save(&path));
     run.optimizer.apply(&loss.backward().unwrap()).unwrap();
+    run.save(&path).unwrap();
+    guard.close().unwrap();
+}
+
+/// Nor one that saves there: its steps are not those of the guard's thread.
+#[test]
+fn another_thread_that_begins_a_step_does_not_end_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let mut run = Run::new();
+    let guard = fp8_autocast(recipe()).unwrap();
+    let handle = guard.handle();
+    for step in 0..2 {
+        let fc = &run.fc;
+        let (loss, saved) = std::thread::scope(|scope| {
+            let there = || {
+                let inner = handle.open().unwrap();
+                let loss = loss_of(fc, step);
+                // Of an optimizer that announces its steps.
+                let none = AdamW::from_named(vec![], AdamWConfig::default()).unwrap();
+                let saved = save(&path, fc, &VarMap::new(), &none);
+                inner.close().unwrap();
+                (loss, saved)
+            };
+            scope.spawn(there).join().unwrap()
+        });
+        assert_unfinished(saved);
+        assert_unfinished(run.save(&path));
+        run.optimizer.apply(&loss.backward().unwrap()).unwrap();
+        run.save(&path).unwrap();
+        end_step().unwrap();
+    }
+    guard.close().unwrap();
+}
+
+/// Those of all parameters that are frozen, or no part of the loss.
+#[test]
+fn a_step_without_gradients_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let mut run = Run::new();
+    let outside = Var::ones((), DType::F32, &Device::Cpu).unwrap();
+    let guard = fp8_autocast(recipe()).unwrap();
+    run.loss(0);
+    assert_unfinished(run.save(&path));
+    let grads = outside.sqr().unwrap().backward().unwrap();
+    assert_eq!(run.optimizer.apply(&grads).unwrap().updated, 0);
     run.save(&path).unwrap();
     guard.close().unwrap();
 }

@@ -8,7 +8,7 @@ use fp8_core::setters;
 use serde_json::Value;
 use std::path::Path;
 
-/// transformers' `top_k` of files without one.
+/// transformers' `top_k` of files without one, or with null.
 const TOP_K: usize = 50;
 
 /// How [`generate`](crate::models::generate()) chooses tokens and when it stops. The default is greedy: always the likeliest token.
@@ -135,8 +135,8 @@ impl GenerationOptions {
     }
 
     /// Reads the options from the content of a `generation_config.json`; `path` is for messages. Missing and null entries leave the
-    /// default; temperature, top-k and top-p apply only if `do_sample` is true, as in transformers. A temperature that is missing is 1 then, and a
-    /// missing top-k is 50; one that is null or 0 leaves all tokens. A warning names entries that would change
+    /// default; temperature, top-k and top-p apply only if `do_sample` is true, as in transformers. Without a temperature it is 1 then; without a
+    /// top-k it is 50, and a top-k of 0 leaves all tokens. A warning names entries that would change
     /// tokens in transformers and have no effect here, such as `min_p`, `no_repeat_ngram_size` and `suppress_tokens`, once for each path.
     ///
     /// # Errors
@@ -165,11 +165,9 @@ impl GenerationOptions {
         let draws = entries.flag("do_sample", false)?;
         if draws {
             options.temperature = number("temperature")?.unwrap_or(1.0);
-            // transformers writes 0 or null for "all of them", and leaves out its default.
-            options.top_k = match entries.is_absent("top_k") {
-                true => Some(TOP_K),
-                false => entries.count("top_k")?.filter(|&k| k > 0),
-            };
+            // As in transformers since 5.0; before, null left all tokens.
+            let top_k = entries.count("top_k")?.unwrap_or(TOP_K);
+            options.top_k = Some(top_k).filter(|&k| k > 0);
             options.top_p = number("top_p")?.filter(|&p| p < 1.0);
         }
         options.check()?;
@@ -235,7 +233,11 @@ mod tests {
         // A file says nothing of transformers' default.
         let top_k = |json| Ok::<_, Error>(read(json)?.top_k);
         assert_eq!(top_k(json!({ "do_sample": true }))?, Some(50));
-        assert_eq!(top_k(json!({ "do_sample": true, "top_k": null }))?, None);
+        assert_eq!(
+            top_k(json!({ "do_sample": true, "top_k": null }))?,
+            Some(50)
+        );
+        assert_eq!(top_k(json!({ "do_sample": true, "top_k": 0 }))?, None);
         assert_eq!(top_k(json!({ "do_sample": true, "top_k": 20 }))?, Some(20));
         assert_eq!(top_k(json!({}))?, None);
         Ok(())

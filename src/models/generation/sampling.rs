@@ -10,7 +10,7 @@ use candle_transformers::utils::apply_repeat_penalty;
 pub(super) struct Sampler {
     /// None: always the likeliest token.
     draws: Option<LogitsProcessor>,
-    /// Only so many of the likeliest tokens exist for `draws`, which itself knows of no top-k then.
+    /// Top-k beside top-p, applied here before `draws`.
     among: Option<usize>,
     penalty: f32,
     window: Option<usize>,

@@ -24,7 +24,7 @@ pub struct StepMark {
     /// A cast on the CPU has seen Inf or NaN.
     pub(super) bad: AtomicBool,
     /// A change of one of the model's parameters was announced or noticed, or a loss scaler has skipped the step.
-    pub(super) changed: AtomicBool,
+    pub(super) stepped: AtomicBool,
     /// How often a reader has judged what its casts have seen.
     looks: AtomicU64,
     /// The counts of the table when the next step began.

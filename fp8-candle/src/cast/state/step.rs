@@ -6,7 +6,6 @@ use super::table::{IdleRule, RowRule, StateTable};
 use crate::base::data::columns::Recorded;
 use crate::base::error::Result;
 use crate::base::sync::{lock, read, write};
-use crate::cast::weight_version::steps_on_thread;
 use crate::device::cpu::elements::with_slices;
 use crate::device::{AmaxCells, backend};
 use candle_core::Tensor;
@@ -26,8 +25,6 @@ pub struct StepCells {
     touched: Vec<AtomicBool>,
     /// The step of the table that these cells belong to; None in evaluation and calibration, which veto nothing.
     mark: Option<Arc<StepMark>>,
-    /// [`steps_on_thread`] when the step began.
-    began: u64,
     /// Rows whose place in time order is known.
     timed: Vec<AtomicBool>,
     status: RwLock<Status>,
@@ -86,7 +83,6 @@ impl StepCells {
             touched: none(),
             timed: none(),
             mark,
-            began: steps_on_thread(),
             status: RwLock::new(Status::Open),
             notes: Mutex::default(),
             casts: AtomicU64::new(0),
@@ -193,16 +189,9 @@ impl StepCells {
     }
 
     /// Whether, since this training step began, a change of the model's parameters was announced or noticed, or a loss scaler has skipped
-    /// the step. What this thread has announced of other parameters counts too: those of adapters may be unknown to the table.
+    /// the step.
     pub fn has_ended(&self) -> bool {
-        let changed = |mark: &Arc<StepMark>| mark.changed.load(Ordering::Relaxed);
-        (self.mark.as_ref()).is_some_and(|mark| changed(mark) || steps_on_thread() != self.began)
-    }
-
-    /// Whether tensors were cast in this training step, which as far as is known [has not ended](StepCells::has_ended): the optimizer's
-    /// step is yet to come.
-    pub fn awaits_optimizer(&self) -> bool {
-        self.casts() > 0 && self.mark.is_some() && !self.has_ended()
+        (self.mark.as_ref()).is_some_and(|mark| mark.stepped.load(Ordering::Relaxed))
     }
 
     /// How often readers have judged what the training step has seen.
@@ -211,9 +200,9 @@ impl StepCells {
     }
 
     /// Notes that a weight that was trained with in this step has changed.
-    pub(crate) fn note_change(&self) {
+    pub(crate) fn note_step(&self) {
         if let Some(mark) = &self.mark {
-            mark.changed.store(true, Ordering::Relaxed);
+            mark.stepped.store(true, Ordering::Relaxed);
         }
     }
 

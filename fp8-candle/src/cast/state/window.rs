@@ -130,10 +130,10 @@ impl StateTable {
     }
 
     /// Notes in the latest step that a change of one of the model's parameters was announced, or the step was skipped.
-    pub(crate) fn note_change(&self) {
+    pub(crate) fn note_step(&self) {
         self.lock_window()
             .mark
-            .changed
+            .stepped
             .store(true, Ordering::Relaxed);
     }
 

@@ -145,7 +145,7 @@ impl Cached {
         let unchanged = self.seen.as_ref() == Some(seen);
         if !unchanged && let Some(step) = self.step.upgrade() {
             // Noted here, since afterwards nothing shows it: an evaluation replaces what was seen.
-            step.note_change();
+            step.note_step();
         }
         if let Some(recorder) = request.quantizer.observers.training_recorder() {
             let step = Arc::downgrade(&recorder.step);

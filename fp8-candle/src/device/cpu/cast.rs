@@ -118,10 +118,7 @@ pub(super) fn encode_current<T: HighPrecision>(
             all.map(|all| unsafe { all.part(first..first + grid.len()) });
         fp8_core::amax_rows(src, 0, &grid, amaxes);
         scale(amaxes, quant_scales, dequant_scales);
-        let taken: &[f32] = match cast.divides {
-            true => dequant_scales,
-            false => quant_scales,
-        };
+        let taken = cast.applied::<[f32]>(quant_scales, dequant_scales);
         fp8_core::encode_rows(cast, src, 0, &grid, taken, codes);
     });
     Encoded {

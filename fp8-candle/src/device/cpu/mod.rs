@@ -120,10 +120,7 @@ impl Backend for CpuBackend {
         if is_random || !within_runs || grid.cols() == 0 {
             let amax = self.amax(x, grid)?;
             let (quant_scale, dequant_scale) = self.scales(&amax, cast.format, current)?;
-            let scale = match cast.divides {
-                true => &dequant_scale,
-                false => &quant_scale,
-            };
+            let scale = cast.applied(&quant_scale, &dequant_scale);
             return Ok(CurrentCast {
                 codes: self.quantize(x, grid, scale, cast, orientation)?,
                 quant_scale,

@@ -66,8 +66,8 @@ fn tile_cast(grid: &ScaleGrid, x_ptr: u64, scale_ptr: u64) -> Option<(FloatKerne
     }
 }
 
-/// Codes of `x` times `scale`, or divided by it, and with `measure` also max |x|. Training multiplies, so only its casts have kernels for
-/// every layout; those that divide by many scales, or are wanted transposed, take longer.
+/// Codes of `x` times `scale`, or divided by it, and with `measure` also max |x|. Training multiplies, unless its scales are static, so only
+/// casts that multiply have kernels for every layout; those that divide by many scales, or are wanted transposed, take longer.
 pub(super) fn quantize(
     x: &Tensor,
     grid: &ScaleGrid,
@@ -265,10 +265,7 @@ pub(super) fn quantize_current(
     }
     let amax = amax(x, grid)?;
     let (quant_scale, dequant_scale) = scales(&amax, cast.format, current)?;
-    let scale = match cast.divides {
-        true => &dequant_scale,
-        false => &quant_scale,
-    };
+    let scale = cast.applied(&quant_scale, &dequant_scale);
     let (codes, _) = quantize(x, grid, scale, cast, orientation, false)?;
     Ok(CurrentCast {
         codes,

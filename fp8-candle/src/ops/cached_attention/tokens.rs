@@ -8,8 +8,8 @@ use fp8_core::Format;
 
 pub(super) const OP: &str = "cached_attention";
 
-/// The keys or the values of a cache: `[batch, kv_heads, capacity, head_dim]`, contiguous, of which a call reads the first
-/// tokens.
+/// The keys or the values of a cache: `[batch, kv_heads, capacity, head_dim]` with the features of a token next to each other. A call
+/// reads the first tokens.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum CachedTokens<'a> {

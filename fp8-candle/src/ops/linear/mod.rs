@@ -66,7 +66,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 /// The last bits depend on the instruction set, but not on the number of threads. Gradients are those of candle's matmul, or of operands
 /// rounded by the options. On other devices products are candle's matmul, with the weight cast to x's dtype or both to the options'.
 ///
-/// The gradient of `x` reads the weight again. On the CPU, and with operands in bf16, the backward pass fails with
+/// The gradient of `x` reads the weight again. On the CPU, and elsewhere with bf16 operands, the backward pass fails with
 /// [`Error::ChangedValues`](crate::Error::ChangedValues) if it has changed since (on other devices: if the change was
 /// [announced](crate::weight_version)).
 ///

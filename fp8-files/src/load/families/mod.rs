@@ -21,7 +21,9 @@ use crate::safetensors_file::SafetensorsFile;
 
 pub(super) use comfy::{is_comfy, parse as comfy};
 pub(super) use mistral::{of_config as mistral_of_config, parse as mistral};
-pub(super) use modelopt::{entries as modelopt_entries, lacks_layers, parse as modelopt};
+pub(super) use modelopt::{
+    EXCLUDED as MODELOPT_EXCLUDED, entries as modelopt_entries, lacks_layers, parse as modelopt,
+};
 pub(super) use modules::Modules;
 pub(super) use torchao::{is_torchao, parse as torchao};
 pub(super) use unconfigured::{INPUT_SCALES, WEIGHT_SCALES, by_shape, plain_cast, unknown};

@@ -17,7 +17,7 @@ impl FamilyName {
 }
 
 /// Lists of modules in high precision, in either file.
-const EXCLUDED: [&str; 2] = ["exclude_modules", "ignore"];
+pub(in crate::load) const EXCLUDED: [&str; 2] = ["exclude_modules", "ignore"];
 
 /// The entries themselves. Old exports nest them, as `hf_quant_config.json` does.
 pub(in crate::load) fn entries<'a>(at: &At<'a>) -> At<'a> {

@@ -18,8 +18,8 @@ pub(in crate::load) struct Modules {
 
 impl Modules {
     /// Lists of paths under `keys`, as they are meant: a whole path (vLLM), its beginning, its end, or a regular expression for its
-    /// beginning (transformers). Each match ends at the border of a module, so that `layers.1` does not match `layers.11`. In transformers it
-    /// may end anywhere, so `layers.1` matches `layers.11` there; lists that are written here avoid this.
+    /// beginning (transformers). Each match ends at the border of a module, so that `layers.1` does not match `layers.11`. Before transformers
+    /// 5.21 `layers.1` matched `layers.11` too; lists that are written here avoid this.
     pub(in crate::load) fn lenient(at: &At<'_>, keys: &[&str]) -> Result<Self> {
         let mut modules = Self {
             lenient: true,

@@ -2,7 +2,7 @@
 
 use crate::load::at::At;
 use crate::load::config;
-use crate::load::families::modelopt_entries;
+use crate::load::families::{MODELOPT_EXCLUDED, modelopt_entries};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -76,8 +76,7 @@ fn layers(first: &At<'_>, second: &At<'_>) -> Option<Difference> {
 /// The first module that only one of the lists of modules in high precision names.
 fn excluded(first: &At<'_>, second: &At<'_>) -> Option<Difference> {
     let list = |at: &At<'_>| {
-        let keys = ["exclude_modules", "ignore"];
-        let mut lists = keys.iter().map(|key| at.get(key));
+        let mut lists = MODELOPT_EXCLUDED.iter().map(|key| at.get(key));
         let list = lists.find(|list| list.value.is_array())?;
         let names: BTreeSet<String> = list.texts().ok()?.into_iter().map(String::from).collect();
         Some((list.key, names))

@@ -33,8 +33,8 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
     check_list(contents)
 }
 
-/// Checks that the list of layers in high precision names none in FP8. An anchored expression would name its layer alone in transformers,
-/// but vLLM compares whole paths.
+/// Checks that the list of layers in high precision names none in FP8 in any version of transformers. An anchored expression would name its
+/// layer alone there, but vLLM compares whole paths.
 fn check_list(contents: &Contents) -> Result<()> {
     let listed = listed(contents);
     for layer in &contents.layers {
@@ -46,15 +46,15 @@ fn check_list(contents: &Contents) -> Result<()> {
                     "FP8 weights, and the high-precision layer `{entry}` matches its path as a prefix or suffix"
                 ),
                 spelling: SPELLING,
-                takes: "no such pairs, because transformers would leave both in high precision",
+                takes: "no such pairs, because versions of transformers would leave both in high precision",
             });
         }
     }
     Ok(())
 }
 
-/// Whether transformers takes the layer at `path` for one that the list names by `entry`: an expression for the beginning of its path, which
-/// may end inside of a name, so that `fc1` names `fc10` too, or its end.
+/// Whether a version of transformers takes the layer at `path` for one that the list names by `entry`: by the end of its path, or by an
+/// expression for its beginning. Before 5.21 that may end inside a name, so that `fc1` names `fc10` too.
 fn is_hit(entry: &str, path: &str) -> bool {
     // In an expression a dot is any character.
     let mut bytes = entry.bytes().zip(path.bytes());

@@ -1,5 +1,6 @@
 //! The tensors of an optimizer of parameters in parts.
 
+use super::super::meta::OptimizerMeta;
 use crate::error::Result;
 use crate::optim::OptimizerState;
 use candle_core::Tensor;
@@ -38,14 +39,5 @@ pub(super) fn with_tensors(
     state: &OptimizerState,
     tensors: impl IntoIterator<Item = (String, Tensor)>,
 ) -> Result<OptimizerState> {
-    let mut new = OptimizerState::new(state.kind())
-        .with_hyperparameters(state.hyperparameters_json())?
-        .with_tensors(tensors);
-    if let Some(scaler) = state.loss_scaler() {
-        new = new.with_loss_scaler(*scaler);
-    }
-    if let Some(steps) = state.global_steps() {
-        new = new.with_global_steps(steps);
-    }
-    Ok(new)
+    Ok(OptimizerMeta::of(state).into_state()?.with_tensors(tensors))
 }

@@ -10,6 +10,7 @@ use crate::config::Recipe;
 use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::optim::ResumableOptimizer;
+use crate::warning::warn_of_lost_scaler;
 use candle_core::{DType, Device, Tensor};
 use fp8_files::SafetensorsFile;
 use fp8_ranks::ShardedVarMap;
@@ -43,6 +44,9 @@ pub fn resume_sharded<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     fits().inspect_err(end_of_all)?;
     // The others fit too.
     group.barrier()?;
+    if group.rank() == 0 {
+        warn_of_lost_scaler(dir, &read.optimizer, optimizer);
+    }
     let mut set = || -> Result<()> {
         optimizer.load_optimizer_state(&read.optimizer)?;
         for var in map.vars() {

@@ -35,7 +35,7 @@ pub(super) const fn factor(format: Format, route: Route) -> f32 {
 
 /// Twice the smallest magnitude that not all routes decode, as a byte: that of NaN, and of the infinity of E5M2. None if they
 /// decode nothing of this format.
-pub(super) const fn special(format: Format) -> Option<u8> {
+const fn special(format: Format) -> Option<u8> {
     match format {
         Format::E4M3 => Some(2 * 0x7F),
         Format::E5M2 => Some(2 * 0x7C),

@@ -1,14 +1,16 @@
 //! Warnings of guards: one if nothing was cast under a guard, once in a process, one for a guard that never ends, and one for each that is
-//! dropped after a failure; of settings without an effect; of skipped steps; of damaged files of runs.
+//! dropped after a failure; of saving in the middle of a step, and resuming without a loss scaler; of settings without an effect; of skipped
+//! steps; of files.
 //! This is a separate program because some are given once, and because a process has one subscriber for messages.
+
+mod files;
 
 use candle_core::{DType, Device, Module, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::models::GenerationOptions;
+use fp8::checkpoint::{TrainingMeta, resume_sharded, save_fp8_state, save_sharded};
 use fp8::nn::{LayerInputs, MultiheadAttention, TransformerConfig, multihead_attention};
-use fp8::optim::{AdamW, AdamWConfig, DynamicLossScaler};
+use fp8::optim::{AdamW, AdamWConfig, DynamicLossScaler, LossScaled};
 use fp8::ranks::{ShardedVarMap, threads};
-use fp8::training::{Metrics, trim_stats};
 use fp8::{
     AttentionProducts, Autocast, Fp8LinearConfig, KeptActivations, RecipeName, end_step,
     fp8_autocast, nn, prepare_fp8,
@@ -250,6 +252,56 @@ fn a_guard_dropped_after_a_failure_warns_each_time() {
 }
 
 #[test]
+fn saving_that_ends_an_open_step_warns_once() {
+    let said = || said("saving ends the FP8 step that is open on this thread");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.safetensors");
+    let layer = Layer::prepared("fc", 1, 4, 8);
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    let step = |ends: bool| {
+        layer.linear.forward(&tensor(1, &[2, 8])).unwrap();
+        if ends {
+            end_step().unwrap();
+        }
+        save_fp8_state(&path, &layer.linear).unwrap();
+    };
+    step(true);
+    assert_eq!(said(), 0);
+    for _ in 0..2 {
+        step(false);
+        assert_eq!(said(), 1);
+    }
+    guard.close().unwrap();
+}
+
+/// Of several ranks one says so.
+#[test]
+fn resuming_in_parts_without_the_loss_scaler_warns() {
+    let said = || said("the checkpoint has a loss scaler, this run has none");
+    let dir = tempfile::tempdir().unwrap();
+    let meta = TrainingMeta {
+        step: 1,
+        recipe: None,
+        random: 0.into(),
+        extra: 0.into(),
+    };
+    assert_eq!(said(), 0);
+    threads::run(2, |group| {
+        let map = ShardedVarMap::new(&group, &Device::Cpu);
+        let model = nn::linear(16, 8, map.var_builder().pp("fc")).unwrap();
+        let adamw = AdamW::from_sharded(&map, AdamWConfig::default()).unwrap();
+        let mut scaled = LossScaled::new(adamw, DynamicLossScaler::default());
+        save_sharded(dir.path(), &model, &map, &scaled, &meta).unwrap();
+        resume_sharded(dir.path(), &model, &map, &mut scaled, None).unwrap();
+        group.barrier().unwrap();
+        assert_eq!(said(), 0);
+        group.barrier().unwrap();
+        resume_sharded(dir.path(), &model, &map, &mut scaled.optimizer, None).unwrap();
+    });
+    assert_eq!(said(), 1);
+}
+
+#[test]
 fn every_skipped_step_warns() {
     let said = || {
         (
@@ -286,84 +338,4 @@ fn every_skipped_step_warns() {
         assert!(scaled(f64::NAN));
         assert_eq!(said(), (2, times));
     }
-}
-
-#[test]
-fn entries_of_a_generation_configuration_without_effect_are_named_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let read = |name: &str, entries: &str| {
-        let folder = dir.path().join(name);
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("generation_config.json"), entries).unwrap();
-        GenerationOptions::from_dir(&folder).unwrap();
-    };
-    let said = || said("no effect here, so texts");
-    read(
-        "none",
-        r#"{"do_sample": false, "min_p": 0.1, "suppress_tokens": []}"#,
-    );
-    assert_eq!(said(), 0);
-    for _ in 0..2 {
-        read(
-            "one",
-            r#"{"do_sample": true, "min_p": 0.1, "no_repeat_ngram_size": 3}"#,
-        );
-        assert_eq!(said(), 1);
-    }
-    assert_eq!(
-        crate::said("generation_config.json: min_p, no_repeat_ngram_size have no effect"),
-        1
-    );
-}
-
-/// A last line that a kill has cut short is no damage.
-#[test]
-fn the_first_unreadable_line_of_a_run_is_named_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let step = |step| format!("{{\"recipe\":\"run\",\"step\":{step},\"val_loss\":2.5}}\n");
-    let (metrics, stats) = (
-        dir.path().join("metrics.jsonl"),
-        dir.path().join("stats.jsonl"),
-    );
-    let open = |text: String| {
-        for path in [&metrics, &stats] {
-            std::fs::write(path, &text).unwrap();
-        }
-        trim_stats(&stats, |_, step| step < 9).unwrap();
-        let kept = Metrics::open(dir.path(), |line| line.step() < 9).unwrap();
-        let stats = std::fs::read_to_string(&stats).unwrap();
-        assert_eq!(kept.lines().len(), stats.lines().count());
-        kept.lines().len()
-    };
-    let warned = |name: &str| said(&format!("{name}.jsonl, line "));
-
-    assert_eq!(open(step(1) + &step(9) + "{\"recipe\":\"ru"), 1);
-    assert_eq!((warned("metrics"), warned("stats")), (0, 0));
-
-    let damaged = step(1) + "{\"recipe\":\"run\",\"st\n" + &step(2) + "\n{}\n" + &step(3);
-    assert_eq!(open(damaged), 3);
-    for name in ["metrics", "stats"] {
-        assert_eq!(warned(name), 1, "{name}");
-        let first = dir
-            .path()
-            .join(format!("{name}.jsonl"))
-            .display()
-            .to_string();
-        assert_eq!(
-            said(&format!("{first}, line 2 cannot be read")),
-            1,
-            "{name}"
-        );
-        assert_eq!(
-            said(&format!(
-                "{name}.jsonl, line 2 cannot be read (EOF while parsing"
-            )),
-            1
-        );
-    }
-    assert_eq!(said("nor can 2 others"), 2);
-
-    // What was dropped is gone.
-    Metrics::open(dir.path(), |_| true).unwrap();
-    assert_eq!(warned("metrics"), 1);
 }
