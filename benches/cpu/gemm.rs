@@ -47,8 +47,10 @@ fn cube(session: &Session, case: String, size: usize) -> Result<()> {
     let ours = values(multiply(backend, &a8, &b8)?, (size, size))?;
     check(&case, &ours, &a.matmul(&b)?, 1e-5)?;
 
+    let flop = 2. * (size as f64).powi(3);
     let wants_bf16 = session.forced.is_none();
-    let times = session.time(Field {
+    let work = Work::Flop(flop);
+    let field = Field {
         ours: Contestant::new(|| {
             black_box(multiply(backend, &a8, &b8)?);
             Ok(())
@@ -65,7 +67,8 @@ fn cube(session: &Session, case: String, size: usize) -> Result<()> {
             Contestant::new(run).optional()
         }),
         q8_0: None,
-    })?;
+    };
+    let times = session.time_beside(field, session.multiply_adds(flop))?;
     let one = session.threads == 1;
     let bars = match session.has_f32_units() {
         // Two threads should be 1.8 times as fast as one.
@@ -75,7 +78,6 @@ fn cube(session: &Session, case: String, size: usize) -> Result<()> {
         },
         false => Some(if one { 2. } else { 1.9 }).into(),
     };
-    let work = Work::Flop(2. * (size as f64).powi(3));
     session.report_ratio(case, bars, times, work)
 }
 

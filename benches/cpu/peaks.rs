@@ -106,6 +106,21 @@ impl fmt::Display for Peaks {
     }
 }
 
+/// Multiply-adds of f32 as fast as one thread makes them at the level `isa`, for about two milliseconds; the call returns how many
+/// operations it was. None at levels that multiply in bf16, and without vectors.
+pub fn multiply_adds(isa: &str) -> Option<fn() -> f64> {
+    #[cfg(target_arch = "x86_64")]
+    match isa {
+        // SAFETY: the level needs a processor with avx2 and fma.
+        "avx2" => return Some(|| unsafe { x86::fma_avx2() }),
+        // SAFETY: the level needs a processor with avx512f.
+        "avx512" => return Some(|| unsafe { x86::fma_avx512() }),
+        _ => {}
+    }
+    let _ = isa;
+    None
+}
+
 /// Operations per second of CPU time, in the best of some runs of `kernel`, which returns its number of operations.
 #[cfg(target_arch = "x86_64")]
 fn best_rate(kernel: impl Fn() -> f64) -> f64 {

@@ -1,10 +1,12 @@
 //! What the cases of a child process share: threads, clock, pace, filter, and the way to report.
 
 use crate::common::Common;
+use crate::peaks::multiply_adds;
 use crate::rows::{Bars, Measured, Metric, Row, Work};
 use crate::timing::{Clock, Contestant, Pace, race};
 use anyhow::Result;
 use fp8::fp8_core::Isa;
+use std::hint::black_box;
 use std::time::Duration;
 
 /// A child process at work.
@@ -23,8 +25,14 @@ pub struct Times {
     pub f32: Option<f64>,
     pub bf16: Option<f64>,
     pub q8_0: Option<f64>,
-    /// Of reading what must come from memory.
-    pub read: Option<f64>,
+    /// Of what bounds the call, see [`Limit`].
+    pub limit: Option<f64>,
+}
+
+/// What does the part `share` of a call's work that no call can do without, and nothing else: reading its bytes, or its multiply-adds.
+pub struct Limit<'a> {
+    pub contestant: Contestant<'a>,
+    pub share: f64,
 }
 
 /// The contestants of a case by column.
@@ -100,30 +108,49 @@ impl Session {
         self.time_beside(field, None)
     }
 
-    /// [`Session::time`] beside what reads the same bytes and does nothing else: the bandwidth of a shared machine changes from one minute
-    /// to the next.
-    pub fn time_beside(&self, field: Field<'_>, read: Option<Contestant<'_>>) -> Result<Times> {
-        let others = [field.f32, field.bf16, field.q8_0, read];
+    /// [`Session::time`] beside what bounds the call: the bandwidth and the clock of a shared machine change from one minute to the next.
+    pub fn time_beside(&self, field: Field<'_>, limit: Option<Limit<'_>>) -> Result<Times> {
+        let share = limit.as_ref().map(|limit| limit.share);
+        let limit = limit.map(|limit| limit.contestant);
+        let others = [field.f32, field.bf16, field.q8_0, limit];
         let columns = others.each_ref().map(Option::is_some);
         let mut contestants = vec![field.ours];
         contestants.extend(others.into_iter().flatten());
         let mut medians = race(&mut contestants, &self.pace())?.into_iter();
         let ours = medians.next();
-        let [f32, bf16, q8_0, read] =
+        let [f32, bf16, q8_0, limit] =
             columns.map(|there| if there { medians.next() } else { None });
         Ok(Times {
             ours,
             f32,
             bf16,
             q8_0,
-            read,
+            limit: limit.zip(share).map(|(ms, share)| ms / share),
         })
+    }
+
+    /// The level of the processor, or the forced one.
+    fn level(&self) -> &'static str {
+        self.forced.unwrap_or(Isa::best().level().name())
     }
 
     /// Whether the level multiplies in f32: no bf16 units.
     pub fn has_f32_units(&self) -> bool {
-        let level = self.forced.unwrap_or(Isa::best().level().name());
-        matches!(level, "avx2" | "avx512")
+        matches!(self.level(), "avx2" | "avx512")
+    }
+
+    /// The multiply-adds of a product of `flop` operations, where they are made in f32.
+    pub fn multiply_adds(&self, flop: f64) -> Option<Limit<'static>> {
+        let run = multiply_adds(self.level())?;
+        let threads = self.threads;
+        let contestant = Contestant::new(move || {
+            fp8::fp8_candle::parallel::for_each(0..threads, |_| {
+                black_box(run());
+            });
+            Ok(())
+        });
+        let share = run() * threads as f64 / flop;
+        Some(Limit { contestant, share })
     }
 
     /// Reports a case that is judged by `ratio_f32`.
@@ -157,7 +184,7 @@ impl Session {
             candle_f32_ms: times.f32,
             candle_bf16_ms: times.bf16,
             q8_0_ms: times.q8_0,
-            peak_fraction: times.read.zip(times.ours).map(|(read, ours)| read / ours),
+            peak_fraction: (times.limit.zip(times.ours)).map(|(limit, ours)| limit / ours),
         };
         println!("{}", serde_json::to_string(&Measured { row, work })?);
         Ok(())

@@ -3,7 +3,7 @@
 use crate::inputs::{check, last_level_cache, normal};
 use crate::peaks::sum;
 use crate::rows::{Bars, Work};
-use crate::session::{Field, Session};
+use crate::session::{Field, Limit, Session};
 use crate::timing::Contestant;
 use anyhow::Result;
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
@@ -154,8 +154,14 @@ impl Weights {
             Work::Flop(_) => vec![],
             Work::Read(bytes) => vec![vec![1u64; bytes as usize / 8]; self.ours.len()],
         };
-        let read = (!bytes.is_empty()).then(|| reading_in_turn(&bytes, session.threads));
-        let times = session.time_beside(field, read)?;
+        let limit = match work {
+            Work::Flop(flop) => session.multiply_adds(flop),
+            Work::Read(_) => Some(Limit {
+                contestant: reading_in_turn(&bytes, session.threads),
+                share: 1.,
+            }),
+        };
+        let times = session.time_beside(field, limit)?;
         session.report_ratio(case, bars, times, work)
     }
 }

@@ -299,17 +299,18 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let session = unsafe { self.engine.session(self.b.format) };
         let (stride, len) = (panels.len() * Self::WIDTH, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);
-        let span = match b {
-            Panels::Packed(_) => SLICE,
-            _ => SLICE * self.engine.slices_at_once(),
+        let at_once = match b {
+            Panels::Packed(_) => self.engine.packed_slices_at_once(rows.len()),
+            _ => self.engine.slices_at_once(),
         };
+        let span = at_once.saturating_mul(SLICE);
         let mut packed = match b {
             Panels::BySlice => Some(Scratch::new(range.len().min(span) * stride)),
             _ => None,
         };
         let mut start = range.start;
         while start < range.end {
-            let end = range.end.min((start / span + 1) * span);
+            let end = range.end.min((start / span + 1).saturating_mul(span));
             let row = start / SLICE * a_rows + rows.start - a.first;
             let slice_len = (end - start) * Self::WIDTH;
             if let Some(packed) = &mut packed {

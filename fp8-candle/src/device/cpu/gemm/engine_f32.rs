@@ -5,7 +5,7 @@
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, rows_of_a};
 use super::layout::{Order, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
-use super::packed_f32::panels_at_once;
+use super::packed_f32::{TileRows, panels_at_once};
 use super::prefetch::Ahead;
 use super::results::Block;
 use crate::base::parallel::shared::Shared;
@@ -61,7 +61,7 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
-        a: &[f32],
+        a: TileRows<'_>,
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,
@@ -110,6 +110,11 @@ impl<T: Tiles> Engine for F32Engine<T> {
     fn packed_panels(self, rows: usize) -> Option<usize> {
         // More rows read A from the caches, so several panels share a slice of it.
         (rows <= T::ROWS).then(|| panels_at_once(rows))
+    }
+
+    fn packed_slices_at_once(self, rows: usize) -> usize {
+        // Several tiles share the codes of a slice, which stay in the first-level cache.
+        if rows <= T::ROWS { usize::MAX } else { 1 }
     }
 
     unsafe fn pack_a(
@@ -182,17 +187,18 @@ impl<T: Tiles> Engine for F32Engine<T> {
         panel: impl Fn(usize) -> Panel<'b, f32>,
         sums: Sums<'_>,
         _: Option<Block<'_>>,
-        Mode {
-            accumulate, skip, ..
-        }: Mode,
+        mode: Mode,
     ) {
         if panels > 0 && matches!(panel(0), Panel::Packed(_)) {
             let codes = |index| match panel(index) {
                 Panel::Packed(panel) => panel.codes,
                 Panel::Values(_) => unreachable!("panels of a task are all packed or all decoded"),
             };
-            return multiply_packed::<T>(format, a, rows, panels, codes, sums, (skip, accumulate));
+            return multiply_packed::<T>(format, a, rows, panels, codes, sums, mode);
         }
+        let Mode {
+            accumulate, skip, ..
+        } = mode;
         let Sums { values, stride } = sums;
         let tiles = rows.div_ceil(T::ROWS);
         for index in 0..panels {
@@ -247,7 +253,7 @@ fn multiply_packed<'b, T: Tiles>(
     panels: usize,
     codes: impl Fn(usize) -> &'b [u8],
     sums: Sums<'_>,
-    (skip, accumulate): (usize, bool),
+    mode: Mode,
 ) {
     let Sums { values, stride } = sums;
     let width = T::ORDER.panel();
@@ -263,13 +269,17 @@ fn multiply_packed<'b, T: Tiles>(
         while next < rows {
             let (row, height) = (next, height::<T>(next, rows));
             next += height;
-            let a = &a[row * SLICE_STRIDE + skip * height..];
+            let a = TileRows {
+                values: &a[row * SLICE_STRIDE..],
+                skip: mode.skip,
+                next_slice: mode.next_slice,
+            };
             let mut sums = Sums {
                 values: &mut values[row * stride + first * width..],
                 stride,
             };
             // SAFETY: an engine exists only where its instructions do.
-            unsafe { T::multiply_packed(format, height, a, together, &mut sums, accumulate) };
+            unsafe { T::multiply_packed(format, height, a, together, &mut sums, mode.accumulate) };
         }
     }
 }

@@ -80,7 +80,7 @@ pub(super) struct Sums<'a> {
 #[derive(Clone, Copy)]
 #[cfg_attr(
     target_arch = "aarch64",
-    allow(dead_code, reason = "engines of bf16 read all of it")
+    allow(dead_code, reason = "engines of bf16 read `pairs`")
 )]
 pub(super) struct Mode {
     /// Add to the existing values instead of starting with zero.
@@ -120,6 +120,11 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// rows: panels are read from memory in one piece then. None if it is faster to sum all panels slice by slice.
     fn packed_panels(self, _rows: usize) -> Option<usize> {
         None
+    }
+
+    /// How many slices of packed codes [`Engine::multiply`] takes at a time, for a product of `rows` rows.
+    fn packed_slices_at_once(self, _rows: usize) -> usize {
+        1
     }
 
     /// Whether an A of `kept` rows that sums over the rows of its codes is packed in pairs of those rows instead of transposed.

@@ -11,6 +11,7 @@
 //!   `vdpbf16ps` and AMX sum over pairs of neighbours.
 //! - packed codes: panels like those of B, but of bytes, in an [`Order`] for each of the two.
 
+use super::super::pages;
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 
@@ -92,7 +93,10 @@ impl Order {
 /// Packs row-major codes `[n, k]` into panels.
 pub(in super::super) fn pack_codes(order: Order, codes: &[u8], n: usize, k: usize) -> Vec<u8> {
     let width = order.panel();
-    let mut packed = vec![0; b_len(width, n, k)];
+    let all = b_len(width, n, k);
+    // Few-row products read several panels in turn: in small pages each of these streams would wait for its pages.
+    let mut packed = pages::vec_for(all);
+    packed.resize(all, 0);
     let len = padded(k) * width;
     let panels = Shared::new(&mut packed);
     tasks::for_each(n.div_ceil(width), |panel| {

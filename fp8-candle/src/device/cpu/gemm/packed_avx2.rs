@@ -2,7 +2,7 @@
 
 use super::kernel::Sums;
 use super::layout::NARROW_PANEL;
-use super::packed_f32::{AHEAD, FAST_ROWS, Route, factor, packed_tile, packed_tiles, prefetch};
+use super::packed_f32::{Route, TileRows, ahead, factor, packed_tile, packed_tiles, prefetch};
 use fp8_core::Format;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -29,7 +29,7 @@ pub(super) fn route() -> Route {
 pub(super) fn multiply(
     how: (Format, Route),
     rows: usize,
-    a: &[f32],
+    a: TileRows<'_>,
     codes: &[&[u8]],
     sums: &mut Sums<'_>,
     accumulate: bool,
@@ -47,7 +47,7 @@ packed_tile! {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile_of<const R: usize, const P: usize>(
     how: (Format, Route),
-    a: &[f32],
+    a: TileRows<'_>,
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,

@@ -2,7 +2,7 @@
 
 use super::kernel::Sums;
 use super::layout::PANEL;
-use super::packed_f32::{AHEAD, FAST_ROWS, Route, factor, packed_tile, packed_tiles, prefetch};
+use super::packed_f32::{Route, TileRows, ahead, factor, packed_tile, packed_tiles, prefetch};
 use fp8_core::Format;
 use std::arch::x86_64::*;
 
@@ -15,7 +15,7 @@ pub(super) const ROWS: usize = 12;
 pub(super) fn multiply(
     format: Format,
     rows: usize,
-    a: &[f32],
+    a: TileRows<'_>,
     codes: &[&[u8]],
     sums: &mut Sums<'_>,
     accumulate: bool,
@@ -36,7 +36,7 @@ packed_tile! {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn tile_of<const R: usize, const P: usize>(
     format: Format,
-    a: &[f32],
+    a: TileRows<'_>,
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,

@@ -5,6 +5,7 @@
 //! power of two until they are stored. This is exact: products are multiples of 2^-146, which subnormal numbers of f32 hold, and
 //! sums long enough to be rounded are normal numbers.
 
+use super::layout::SLICE;
 use super::prefetch;
 use fp8_core::Format;
 
@@ -52,13 +53,48 @@ pub(super) fn reads(format: Format, codes: &[u8]) -> bool {
     })
 }
 
-/// Up to this many rows, a tile takes its codes as fast as they come from memory.
-pub(super) const FAST_ROWS: usize = 4;
+/// The rows of A of a tile, from some index of the sum on. The sum may end in a later slice.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows<'a> {
+    /// One tile of a slice, packed as A, and all that follows it.
+    pub(super) values: &'a [f32],
+    /// The first index of the sum within that slice.
+    pub(super) skip: usize,
+    /// Elements from one slice to the next.
+    pub(super) next_slice: usize,
+}
+
+/// What `R` rows of A hold for a pair of sum indices.
+pub(super) type PairOfRows<const R: usize> = [[f32; R]; 2];
+
+impl<'a> TileRows<'a> {
+    /// The next pairs of sum indices, `pairs` in all, slice by slice.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    #[inline(always)]
+    pub(super) fn slices<const R: usize>(
+        self,
+        pairs: usize,
+    ) -> impl Iterator<Item = &'a [PairOfRows<R>]> {
+        let end = self.skip + 2 * pairs;
+        (0..end.div_ceil(SLICE)).map(
+            #[inline(always)]
+            move |slice| {
+                let first = if slice == 0 { self.skip } else { 0 };
+                let last = SLICE.min(end - slice * SLICE);
+                let values = &self.values[slice * self.next_slice..];
+                let (rows, _) = values[first * R..last * R].as_chunks::<R>();
+                rows.as_chunks::<2>().0
+            },
+        )
+    }
+}
 
 /// Defines `tile::<R, P, E5M2, SHIFT>`: the sums of `R` rows by `P` neighbouring panels of two vectors of columns, or adds to
 /// them, of codes that it [`reads`].
 ///
-/// `a`: one tile of a slice, packed as A, from the first index of the sum on. Panels begin at that index and have its length.
+/// Panels begin at the first index of `a` and have the length of the sum, which may go over several slices.
 #[cfg(target_arch = "x86_64")]
 macro_rules! packed_tile {
     (
@@ -68,7 +104,7 @@ macro_rules! packed_tile {
     ) => {
         #[target_feature(enable = $features)]
         fn tile<const R: usize, const P: usize, const E5M2: bool, const SHIFT: bool>(
-            a: &[f32],
+            a: TileRows<'_>,
             codes: [&[u8]; P],
             sums: &mut Sums<'_>,
             accumulate: bool,
@@ -76,11 +112,9 @@ macro_rules! packed_tile {
             const LANES: usize = $panel / 2;
             let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
             let route = if SHIFT { Route::Shift } else { Route::Half };
-            let (a, _) = a.as_chunks::<R>();
-            let (a, _) = a.as_chunks::<2>();
             let codes = codes.map(|codes| codes.as_chunks::<{ 2 * $panel }>().0);
             let pairs = codes[0].len();
-            assert!(a.len() >= pairs && codes.iter().all(|codes| codes.len() == pairs));
+            assert!(codes.iter().all(|codes| codes.len() == pairs));
             assert!(sums.values.len() >= (R - 1) * sums.stride + P * $panel);
             let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
             let mut tile = [[[$zero(); 2]; P]; R];
@@ -96,29 +130,26 @@ macro_rules! packed_tile {
                     }
                 }
             }
-            // Taller tiles leave time for the whole next slice.
-            let ahead = if R <= FAST_ROWS {
-                AHEAD
-            } else {
-                pairs * 2 * $panel
-            };
-            for pair in 0..pairs {
-                for (panel, codes) in codes.iter().enumerate() {
-                    // SAFETY: all panels have this many pairs, as checked above.
-                    let codes = unsafe { codes.get_unchecked(pair) };
-                    prefetch(codes, ahead);
-                    // SAFETY: a pair of sum indices of a panel is one vector of codes.
-                    let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
-                    for (index, values) in values::<E5M2, SHIFT>(codes).into_iter().enumerate() {
-                        // SAFETY: A has this many pairs, as checked above.
-                        let a = unsafe { &a.get_unchecked(pair)[index] };
-                        for (a, tile) in a.iter().zip(&mut tile) {
-                            let a = $splat(a);
-                            let [left, right] = &mut tile[panel];
-                            *left = $multiply_add(a, values[0], *left);
-                            *right = $multiply_add(a, values[1], *right);
+            let ahead = ahead(R, pairs, $panel);
+            let mut pair = 0;
+            for slice in a.slices::<R>(pairs) {
+                for a in slice {
+                    for (panel, codes) in codes.iter().enumerate() {
+                        // SAFETY: A has as many pairs as each panel, as checked above.
+                        let codes = unsafe { codes.get_unchecked(pair) };
+                        prefetch(codes, ahead);
+                        // SAFETY: a pair of sum indices of a panel is one vector of codes.
+                        let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
+                        for (a, values) in a.iter().zip(values::<E5M2, SHIFT>(codes)) {
+                            for (a, tile) in a.iter().zip(&mut tile) {
+                                let a = $splat(a);
+                                let [left, right] = &mut tile[panel];
+                                *left = $multiply_add(a, values[0], *left);
+                                *right = $multiply_add(a, values[1], *right);
+                            }
                         }
                     }
+                    pair += 1;
                 }
             }
             let factor = $set(1. / factor(format, route));
@@ -140,8 +171,16 @@ macro_rules! packed_tile {
 #[cfg(target_arch = "x86_64")]
 pub(super) use packed_tile;
 
-/// How far ahead tiles of few rows prefetch.
-pub(super) const AHEAD: usize = 1024;
+/// How many bytes ahead a tile of `rows` rows prefetches, with panels of `width` columns.
+pub(super) const fn ahead(rows: usize, pairs: usize, width: usize) -> usize {
+    match rows {
+        // As fast as codes come from memory.
+        ..=4 => 1024,
+        // Taller tiles leave time for the whole next slice.
+        _ if 2 * pairs < SLICE => 2 * pairs * width,
+        _ => SLICE * width,
+    }
+}
 
 /// Prefetches the codes that lie `ahead` bytes after these. A panel comes from memory in one stream.
 #[inline(always)]

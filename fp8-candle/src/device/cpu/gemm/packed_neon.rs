@@ -4,7 +4,7 @@
 
 use super::kernel::Sums;
 use super::layout::NARROW_PANEL;
-use super::packed_f32::{AHEAD, FAST_ROWS, Route, factor, packed_tiles, prefetch};
+use super::packed_f32::{Route, TileRows, ahead, factor, packed_tiles, prefetch};
 use super::row_neon::{self, Row};
 use fp8_core::Format;
 use std::arch::aarch64::*;
@@ -21,7 +21,7 @@ type Pair = [u8; 2 * NARROW_PANEL];
 pub(super) fn multiply(
     format: Format,
     rows: usize,
-    a: &[f32],
+    a: TileRows<'_>,
     codes: &[&[u8]],
     sums: &mut Sums<'_>,
     accumulate: bool,
@@ -33,7 +33,7 @@ pub(super) fn multiply(
 #[target_feature(enable = "neon")]
 fn tile_of<const R: usize, const P: usize>(
     format: Format,
-    a: &[f32],
+    a: TileRows<'_>,
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,
@@ -45,22 +45,19 @@ fn tile_of<const R: usize, const P: usize>(
     }
 }
 
-/// `R` rows by `P` neighbouring panels. `a`: one tile of a slice, packed as A, from the first index of the sum on. Panels begin
-/// at that index and have its length.
+/// `R` rows by `P` neighbouring panels. Panels begin at the first index of `a` and have the length of the sum, which may go over several slices.
 #[target_feature(enable = "neon")]
 fn tile<const R: usize, const P: usize, const E5M2: bool>(
-    a: &[f32],
+    a: TileRows<'_>,
     codes: [&[u8]; P],
     sums: &mut Sums<'_>,
     accumulate: bool,
 ) {
     let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
     let factor = factor(format, Route::Shift);
-    let (a, _) = a.as_chunks::<R>();
-    let (a, _) = a.as_chunks::<2>();
     let codes = codes.map(pairs_of);
     let pairs = codes[0].len();
-    assert!(a.len() >= pairs && codes.iter().all(|codes| codes.len() == pairs));
+    assert!(codes.iter().all(|codes| codes.len() == pairs));
     assert!(sums.values.len() >= (R - 1) * sums.stride + P * NARROW_PANEL);
     let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
     // SAFETY: this function has NEON.
@@ -74,31 +71,28 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
             }
         }
     }
-    // Taller tiles leave time for the whole next slice.
-    let ahead = if R <= FAST_ROWS {
-        AHEAD
-    } else {
-        pairs * 2 * NARROW_PANEL
-    };
-    for pair in 0..pairs {
-        for (panel, codes) in codes.iter().enumerate() {
-            // SAFETY: all panels have this many pairs, as checked above.
-            let codes = unsafe { codes.get_unchecked(pair) };
-            prefetch(codes, ahead);
-            let codes = load(codes);
-            // SAFETY: A has this many pairs, as checked above.
-            let [even, odd] = unsafe { a.get_unchecked(pair) };
-            // SAFETY: this function has NEON.
-            unsafe {
-                let values = even_values::<E5M2>(codes);
-                for (&a, tile) in even.iter().zip(&mut tile) {
-                    tile[panel] = row_neon::multiply_add(tile[panel], values, a);
-                }
-                let values = odd_values::<E5M2>(codes);
-                for (&a, tile) in odd.iter().zip(&mut tile) {
-                    tile[panel] = row_neon::multiply_add(tile[panel], values, a);
+    let ahead = ahead(R, pairs, NARROW_PANEL);
+    let mut pair = 0;
+    for slice in a.slices::<R>(pairs) {
+        for [even, odd] in slice {
+            for (panel, codes) in codes.iter().enumerate() {
+                // SAFETY: A has as many pairs as each panel, as checked above.
+                let codes = unsafe { codes.get_unchecked(pair) };
+                prefetch(codes, ahead);
+                let codes = load(codes);
+                // SAFETY: this function has NEON.
+                unsafe {
+                    let values = even_values::<E5M2>(codes);
+                    for (&a, tile) in even.iter().zip(&mut tile) {
+                        tile[panel] = row_neon::multiply_add(tile[panel], values, a);
+                    }
+                    let values = odd_values::<E5M2>(codes);
+                    for (&a, tile) in odd.iter().zip(&mut tile) {
+                        tile[panel] = row_neon::multiply_add(tile[panel], values, a);
+                    }
                 }
             }
+            pair += 1;
         }
     }
     for (row, tile) in tile.iter().enumerate() {

@@ -3,6 +3,7 @@
 use super::engine_f32::{STEPS, Tiles, To, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order, PANEL};
+use super::packed_f32::TileRows;
 use super::{packed_avx2, packed_avx512};
 use fp8_core::{Format, IsaLevel};
 use std::arch::x86_64::*;
@@ -30,7 +31,7 @@ unsafe impl Tiles for Avx512 {
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
-        a: &[f32],
+        a: TileRows<'_>,
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,
@@ -55,7 +56,7 @@ unsafe impl Tiles for Avx2 {
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
-        a: &[f32],
+        a: TileRows<'_>,
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,

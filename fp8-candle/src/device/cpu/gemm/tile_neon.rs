@@ -5,6 +5,7 @@
 use super::engine_f32::{STEPS, Tiles, To, tiles};
 use super::kernel::Sums;
 use super::layout::{NARROW_PANEL, Order};
+use super::packed_f32::TileRows;
 use super::packed_neon;
 use super::row_neon;
 use fp8_core::{Format, IsaLevel};
@@ -28,7 +29,7 @@ unsafe impl Tiles for Neon {
     unsafe fn multiply_packed(
         format: Format,
         rows: usize,
-        a: &[f32],
+        a: TileRows<'_>,
         codes: &[&[u8]],
         sums: &mut Sums<'_>,
         accumulate: bool,

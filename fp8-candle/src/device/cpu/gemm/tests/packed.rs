@@ -4,7 +4,7 @@ use super::super::engine_f32::Tiles;
 use super::super::kernel::Sums;
 #[cfg(target_arch = "x86_64")]
 use super::super::packed_avx2;
-use super::super::packed_f32::{Route, panels_at_once, reads};
+use super::super::packed_f32::{Route, TileRows, panels_at_once, reads};
 #[cfg(target_arch = "x86_64")]
 use super::super::tile_f32::{Avx2, Avx512};
 #[cfg(target_arch = "aarch64")]
@@ -17,7 +17,7 @@ struct Way {
     multiply: Multiply,
 }
 
-type Multiply = fn(Format, usize, &[f32], &[&[u8]], &mut Sums<'_>, bool);
+type Multiply = fn(Format, usize, TileRows<'_>, &[&[u8]], &mut Sums<'_>, bool);
 
 #[cfg(target_arch = "aarch64")]
 #[test]
@@ -75,9 +75,9 @@ fn check<T: Tiles>(way: &Way) {
             .collect();
         for rows in 1..=T::ROWS {
             for panels in 1..=panels_at_once(rows) {
-                for (k, spread) in [(32, 0), (64, 9), (256, 30)] {
+                for (skip, k, spread) in [(0, 32, 0), (64, 64, 9), (0, 256, 30), (224, 576, 9)] {
                     let what = format!(
-                        "{} {route:?} {format} {rows} x {panels}, {k}",
+                        "{} {route:?} {format} {rows} x {panels}, {skip} + {k}",
                         T::LEVEL.name()
                     );
                     let n = panels * width;
@@ -103,7 +103,7 @@ fn check<T: Tiles>(way: &Way) {
                                 }
                             }
                         }
-                        let got = run::<T>(way, (format, rows), &a, &codes, &start, add);
+                        let got = run::<T>(way, (format, rows), (&a, skip), &codes, &start, add);
                         let bits =
                             |sums: &[f32]| sums.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                         assert!(bits(&got) == bits(&expected), "{what}, add {add}");
@@ -118,7 +118,7 @@ fn check<T: Tiles>(way: &Way) {
 fn run<T: Tiles>(
     way: &Way,
     (format, rows): (Format, usize),
-    a: &[f32],
+    (a, skip): (&[f32], usize),
     codes: &[u8],
     start: &[f32],
     add: bool,
@@ -127,6 +127,18 @@ fn run<T: Tiles>(
     let n = codes.len() / k;
     let packed = pack_codes(T::ORDER, codes, n, k);
     let panels: Vec<&[u8]> = packed.chunks_exact(k * T::ORDER.panel()).collect();
+    // Slices lie apart, as in a product with other tiles.
+    let next_slice = rows * SLICE + 40;
+    let mut values = vec![f32::NAN; (skip + k).div_ceil(SLICE) * next_slice];
+    for (index, a) in a.chunks_exact(rows).enumerate() {
+        let (slice, index) = ((skip + index) / SLICE, (skip + index) % SLICE);
+        values[slice * next_slice + index * rows..][..rows].copy_from_slice(a);
+    }
+    let a = TileRows {
+        values: &values,
+        skip,
+        next_slice,
+    };
     let mut sums = start.to_vec();
     let to = &mut Sums {
         values: &mut sums,
