@@ -120,7 +120,7 @@ impl Target {
         // Dequantizing a whole folder was the request.
         if let (Some(first), false) = (report.dequantized.first(), report.quantized.is_empty()) {
             eprintln!(
-                "warning: {} weights that are FP8 in the source are in high precision in the output (first {first})",
+                "warning: FP8 weights of the source that are in high precision in the output: {} (first {first})",
                 report.dequantized.len()
             );
         }

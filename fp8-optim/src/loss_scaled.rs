@@ -171,7 +171,7 @@ impl DynamicLossScaler {
         let (own, veto) = self.unscale_with_veto(grads, vars)?;
         let found = (optimizer.agreed_non_finite(own)?, veto);
         if found.0 > 0 {
-            // Another rank may have found it, where nothing was noted yet.
+            // Another rank may have found it; then nothing is noted here yet.
             optimizer.note_skipped()?;
         }
         self.step_unless(found, grads, |grads| optimizer.apply_gradients(grads))

@@ -43,7 +43,7 @@ fn a_table_that_is_dequantized_is_named() {
     ];
     let said = errors(&args);
     let expected = format!(
-        "warning: 1 weights that are FP8 in the source are in high precision in the output (first {table})\n"
+        "warning: FP8 weights of the source that are in high precision in the output: 1 (first {table})\n"
     );
     assert_eq!(said, expected);
     let report = json_output(&[&args[..], &["--overwrite", "--json"]].concat());

@@ -46,7 +46,7 @@ fn check_list(contents: &Contents) -> Result<()> {
                     "FP8 weights, and the high-precision layer `{entry}` matches its path as a prefix or suffix"
                 ),
                 spelling: SPELLING,
-                takes: "no such pairs, because versions of transformers would leave both in high precision",
+                takes: "no such pairs, because transformers before 5.21 would leave both in high precision",
             });
         }
     }

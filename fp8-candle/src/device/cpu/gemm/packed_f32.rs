@@ -71,7 +71,7 @@ impl<'a> TileRows<'a> {
     /// The next pairs of sum indices, `pairs` in all, slice by slice.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If there are fewer.
     #[inline(always)]
     pub(super) fn slices<const R: usize>(
         self,
@@ -135,7 +135,7 @@ macro_rules! packed_tile {
             for slice in a.slices::<R>(pairs) {
                 for a in slice {
                     for (panel, codes) in codes.iter().enumerate() {
-                        // SAFETY: A has as many pairs as each panel, as checked above.
+                        // SAFETY: slices have `pairs` pairs in all, as many as each panel.
                         let codes = unsafe { codes.get_unchecked(pair) };
                         prefetch(codes, ahead);
                         // SAFETY: a pair of sum indices of a panel is one vector of codes.

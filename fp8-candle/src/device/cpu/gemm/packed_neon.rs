@@ -76,7 +76,7 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
     for slice in a.slices::<R>(pairs) {
         for [even, odd] in slice {
             for (panel, codes) in codes.iter().enumerate() {
-                // SAFETY: A has as many pairs as each panel, as checked above.
+                // SAFETY: slices have `pairs` pairs in all, as many as each panel.
                 let codes = unsafe { codes.get_unchecked(pair) };
                 prefetch(codes, ahead);
                 let codes = load(codes);
