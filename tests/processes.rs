@@ -11,8 +11,8 @@ use fp8_test_support::tensor;
 use std::time::Duration;
 use two_models::{all_ranks_abort, names_the_aborted_step, one_rank_aborts, open, train, two};
 
-/// How long ranks wait for each other where one does not come.
-const DEADLINE: Duration = Duration::from_secs(2);
+/// How soon a job has ended that does not wait for a deadline: most of it is the time in which the launcher ends the other ranks.
+const SOON: Duration = Duration::from_secs(7);
 
 fn join(deadline: Duration) -> World {
     let group = GroupOptions::default().with_deadline(deadline);
@@ -51,7 +51,10 @@ const ABORTED: [(&str, &[&str]); 2] = [
     // Nothing has met the amaxes of the others.
     (
         "they finish",
-        &["of 2: ", "of group \"world\": no answer within 2s"],
+        &[
+            "rank 1 of 2: finish of group \"world\": the ranks disagree: \
+             rank 0 calls all_reduce_max of group \"world\"; rank 1 calls finish",
+        ],
     ),
 ];
 
@@ -68,10 +71,8 @@ fn a_job_ends_soon_after_one_rank_has_aborted_a_step() {
                 ended.said
             );
         }
-        // What is promised: without an end the others would wait for ever.
-        let promised = DEADLINE + Duration::from_secs(5);
         assert!(
-            ended.took < promised,
+            ended.took < SOON,
             "{then}: {:?}: {}",
             ended.took,
             ended.said
@@ -82,7 +83,8 @@ fn a_job_ends_soon_after_one_rank_has_aborted_a_step() {
 #[test]
 #[ignore = "run by a_job_ends_soon_after_one_rank_has_aborted_a_step under mpirun"]
 fn aborting_and_ending() {
-    let world = join(DEADLINE);
+    // Longer than a rank may wait here.
+    let world = join(2 * HANGS);
     let done = match from_parent("FP8_THEN").as_str() {
         "they train" => {
             println!("{LAST_WORDS}");

@@ -9,8 +9,8 @@ use fp8::{Outcome, PrepareOptions, PrepareReport, Recipe, prepare_fp8};
 /// The run that trains with `delayed` in the layers where FP8 is faster on this machine.
 pub const AUTO: &str = "auto";
 
-/// Prepares all layers, or for [`AUTO`] those that are faster in FP8 with `tokens` rows. `slow` are the others, if it has chosen
-/// before: a resumed run must not choose again.
+/// Prepares all layers, and operators if the recipe casts them; for [`AUTO`] the layers that are faster in FP8 with `tokens` rows.
+/// `slow` are the others, if it has chosen before: a resumed run must not choose again.
 pub fn prepare(
     name: &str,
     recipe: &Recipe,
@@ -18,7 +18,8 @@ pub fn prepare(
     tokens: usize,
     slow: Option<&[String]>,
 ) -> Result<PrepareReport> {
-    let mut options = PrepareOptions::default();
+    let operators = recipe.resolve()?.cast_operators;
+    let mut options = PrepareOptions::default().with_operators(operators);
     match (name, slow) {
         (AUTO, None) => options = PrepareOptions::auto(recipe.clone(), tokens),
         (AUTO, Some(slow)) => {

@@ -53,7 +53,8 @@ fn an_error_keeps_the_old_file_and_leaves_nothing() {
     let panicked = std::panic::catch_unwind(|| {
         let _ = write_atomic(&path, |_| panic!("in the writer"));
     });
-    assert!(panicked.is_err());
+    let panic = panicked.unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"in the writer"));
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(names(dir.path()), ["a.json"]);
 }

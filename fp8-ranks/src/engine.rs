@@ -38,10 +38,12 @@ pub trait Engine: Debug + Send + Sync {
         deadline: Duration,
     ) -> Result<Option<Arc<dyn Engine>>, Failure>;
 
-    /// The end of the engine, which all ranks call; nothing is called after it. Not all engines have one.
+    /// The end of the engine, which all ranks call; nothing is called after it. Returns when all have come. An engine of one rank has
+    /// nothing to do.
     ///
     /// # Errors
-    /// The library refused it, or the others did not come within `deadline`.
+    /// The library refused it, or the others did not come within `deadline`. [`Failure::Mismatch`], as far as the engine can tell, if
+    /// a rank waits in a collective for one that has come to its end.
     fn finish(&self, deadline: Duration) -> Result<(), Failure> {
         let _ = deadline;
         Ok(())

@@ -248,7 +248,8 @@ pub enum Failure {
     /// The ranks called different operations, or the same one with sizes that do not fit.
     #[error("the ranks disagree: {}", calls.join("; "))]
     Mismatch {
-        /// What each rank called, in the order of ranks.
+        /// What each rank called, in the order of ranks. If one of them called `finish`, only ranks that are known to contradict each
+        /// other, counted in the whole job.
         calls: Arc<[String]>,
     },
     /// Another rank failed.

@@ -1,15 +1,12 @@
 //! All processes of a job: how it begins and ends.
 
-use crate::engine::Engine;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result};
 use crate::failure;
 use crate::group::{GroupOptions, ProcessGroup};
 use crate::launcher::Announced;
 #[cfg(feature = "mpi")]
 use crate::mpi;
-use crate::single::Single;
 use std::fmt::Display;
-use std::sync::Arc;
 
 /// How a process joins the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +91,6 @@ impl WorldOptions {
 #[derive(Debug)]
 pub struct World {
     group: ProcessGroup,
-    engine: Arc<dyn Engine>,
     finished: bool,
 }
 
@@ -111,7 +107,6 @@ impl World {
             Some(announced) => several(announced, options),
             None => Ok(Self {
                 group: ProcessGroup::single().with_options(options.group),
-                engine: Arc::new(Single),
                 finished: false,
             }),
         }
@@ -124,22 +119,15 @@ impl World {
 
     /// Waits for all ranks and ends the engine. Nothing can be called on any group after it.
     ///
+    /// Ranks that do not come end the process, as in any collective. If one rank is here while another waits for it elsewhere, because
+    /// they did not take the same number of steps, say, the job ends soon after every rank either is here or waits (half a second, and
+    /// longer for large tensors), and the message has both calls. Where the other waits in a [`ProcessGroup::split`] or for its GPU
+    /// (NCCL), it ends at the deadline.
+    ///
     /// # Errors
-    /// The engine failed. Ranks that do not come end the process, as in any collective.
+    /// The engine failed.
     pub fn finish(mut self) -> Result<()> {
-        self.group.barrier()?;
-        let finished = self.engine.finish(self.group.options().deadline);
-        finished.map_err(|failure| {
-            let error = Error::Collective {
-                rank: self.group.rank(),
-                size: self.group.size(),
-                group: self.group.name().into(),
-                operation: Operation::Finish,
-                failure,
-            };
-            self.engine.give_up(&error);
-            error
-        })?;
+        self.group.finish()?;
         self.finished = true;
         Ok(())
     }
@@ -191,10 +179,9 @@ fn several(announced: Announced, options: WorldOptions) -> Result<World> {
     if options.end_on_panic {
         failure::end_on_panic(engine.rank(), engine.size());
     }
-    let group = ProcessGroup::new(Arc::clone(&engine), "world", options.group)?;
+    let group = ProcessGroup::new(engine, "world", options.group)?;
     Ok(World {
         group,
-        engine,
         finished: false,
     })
 }

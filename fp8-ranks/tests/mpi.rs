@@ -198,6 +198,98 @@ fn work(death: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
 }
 
+/// Where other ranks wait for rank 1 of 3, which has come to its end, and what must be said.
+const EARLY_ENDS: [(&str, &[&str]); 4] = [
+    (
+        "all",
+        &[
+            "rank 1 of 3: finish of group \"world\": the ranks disagree: \
+             rank 0 calls all_reduce of group \"world\"; rank 1 calls finish",
+        ],
+    ),
+    // On another communicator.
+    (
+        "amaxes",
+        &["rank 0 calls all_reduce_max of group \"world\"; rank 1 calls finish"],
+    ),
+    // Of ranks 1 and 2; rank 0 has come to its end too.
+    (
+        "part",
+        &["rank 1 calls finish; rank 2 calls barrier of group \"part\""],
+    ),
+    // Rank 0 gives data that nobody takes. If the library keeps them, it comes to its end too, after more calls than the others.
+    (
+        "broadcast",
+        &["the ranks disagree: rank 0 calls ", " calls finish"],
+    ),
+];
+
+#[test]
+fn a_job_ends_soon_after_a_rank_has_come_to_its_end_alone() {
+    for (wait, expected) in EARLY_ENDS {
+        let ended = run(mpirun(3, "ending_early").env("FP8_RANKS_WAIT", wait), HANGS);
+        println!("{wait}: {:?} after {:?}", ended.status.code(), ended.took);
+        assert!(!ended.status.success(), "{wait}: {}", ended.said);
+        for text in expected {
+            assert!(
+                ended.said.contains(text),
+                "{wait}: no {text:?} in {}",
+                ended.said
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by a_job_ends_soon_after_a_rank_has_come_to_its_end_alone under mpirun"]
+fn ending_early() {
+    // Longer than a rank may wait here.
+    let options = WorldOptions::default().with_deadline(2 * HANGS);
+    let world = World::join(options).expect("the others");
+    let group = world.group();
+    let color = (group.rank() > 0).then_some(0);
+    let part = group.split(color, 0, "part").expect("groups");
+    sum(group).expect("sums");
+    println!("{LAST_WORDS}");
+    let own = candle_core::Tensor::new(&[1f32; 10], &candle_core::Device::Cpu).expect("a tensor");
+    match (&*from_parent("FP8_RANKS_WAIT"), group.rank()) {
+        ("all", 0 | 2) => sum(group).expect("sums"),
+        ("amaxes", 0 | 2) => drop(group.all_reduce_max(&own).expect("a maximum")),
+        ("part", 2) => part.expect("a group").barrier().expect("a barrier"),
+        ("broadcast", 0) => drop(group.broadcast(&own, 0).expect("a tensor")),
+        _ => {}
+    }
+    world.finish().expect("the end");
+}
+
+/// Because it saves a file, say. The others wait long enough to tell each other for what, at different calls, and some at their end.
+#[test]
+fn a_rank_may_let_the_others_wait() {
+    let ended = run(&mut mpirun(3, "letting_others_wait"), HANGS);
+    assert!(ended.status.success(), "{}", ended.said);
+    assert_eq!(ended.passed, 3, "{}", ended.said);
+}
+
+#[test]
+#[ignore = "run by a_rank_may_let_the_others_wait under mpirun"]
+fn letting_others_wait() {
+    let world = World::join(WorldOptions::default().with_deadline(HANGS)).expect("the others");
+    let group = world.group();
+    let rank = group.rank();
+    // Each rank once, then one of them before its end.
+    for slow in 0..3 {
+        if rank == slow {
+            std::thread::sleep(Duration::from_millis(1200));
+        }
+        sum(group).expect("sums");
+    }
+    if rank == 2 {
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+    world.finish().expect("the end");
+    rank_passed(rank);
+}
+
 /// With `end_on_panic` it would end the process.
 #[test]
 fn a_job_goes_on_after_a_panic_that_it_handles() {

@@ -31,7 +31,8 @@ pub trait Fp8Layer {
     /// FP8 state, if the layer is prepared.
     fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
-    /// Sets or removes the FP8 state of this layer and all its clones. [`crate::prepare_fp8`] does this for a whole model.
+    /// Sets or removes the FP8 state of this layer and all its clones. [`crate::prepare_fp8`] does this for a whole model. Where it was
+    /// removed, guards take it that the layer is left out on purpose.
     fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 
     /// The weight as it is held: values in high precision, or the codes of [`Fp8Layer::static_weight`] in the form that the

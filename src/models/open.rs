@@ -6,6 +6,7 @@ use super::files::gguf::{GgufFile, is_gguf};
 use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
 use fp8_core::setters;
+use fp8_files::rewrite::Source;
 use std::path::Path;
 
 /// How [`open()`] builds a model. By default: on the CPU, in f32, with inputs cast as the checkpoint says.
@@ -104,8 +105,11 @@ pub fn of_checkpoint(
         Some(safetensors::Dtype::F16) => DType::F16,
         _ => options.dtype,
     };
+    let merged = checkpoint.merged_adapters()?;
     let vb = checkpoint.var_builder(options.dtype, &options.device)?;
-    Model::with_embedding_dtype(&config, embedding, vb)
+    let mut model = Model::with_embedding_dtype(&config, embedding, vb)?;
+    model.set_merged_adapters(merged);
+    Ok(model)
 }
 
 /// The configuration of the model in a directory or in a GGUF file, without its weights.

@@ -82,6 +82,10 @@ impl Source for Trained<'_> {
         !self.values.contains_key(name) && self.source.is_fp8(name)
     }
 
+    fn merged_adapters(&self) -> crate::fp8_files::Result<Vec<String>> {
+        self.source.merged_adapters()
+    }
+
     fn value(&self, name: &str, dtype: DType) -> crate::fp8_files::Result<Tensor> {
         match self.values.get(name) {
             Some(value) => Ok(value.to_device(&Device::Cpu)?.to_dtype(dtype)?),

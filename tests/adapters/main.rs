@@ -6,3 +6,4 @@ mod refused;
 mod several;
 mod support;
 mod training;
+mod twice;

@@ -29,7 +29,11 @@ fn patterns_that_name_nothing_are_errors_with_near_names() {
         );
         assert!(text.contains("`heed`") && text.contains("head"), "{text}");
     }
-    assert!(emulator(&net, EmulatorOptions::default().with_exempt("[")).is_err());
+    let error = emulator(&net, EmulatorOptions::default().with_exempt("[")).unwrap_err();
+    assert!(
+        matches!(&error, Error::Config(fp8::config::ConfigError::Pattern(error)) if error.pattern == "["),
+        "{error}"
+    );
     let scaler = LossScalerConfig::default().with_initial_loss_scale(f64::NAN);
     let text = emulator(&net, EmulatorOptions::default().with_loss_scaler(scaler));
     assert!(text.unwrap_err().to_string().contains("NaN"));

@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::config::{Fp8LinearConfig, Operand};
+use fp8::config::{Fp8LinearConfig, Operand, SkipReason};
 use fp8::fp8_core::{Format, Overflow, Rounding};
 use fp8::nn::{self, Add, Div, Embedding, LayerNorm, Linear, Matmul, Mul, RmsNorm};
 use fp8::{
-    Autocast, CAST_TENSORS, CastObserver, Fp8Module, PrepareOptions, Recipe, RecipeName,
+    Autocast, CAST_TENSORS, CastObserver, Fp8Module, Outcome, PrepareOptions, Recipe, RecipeName,
     fp8_autocast, prepare_fp8,
 };
 use std::collections::BTreeMap;
@@ -234,6 +234,30 @@ fn without_operators_only_layers_are_cast() {
     let mut expected = expected((Format::E4M3, Overflow::Saturate));
     expected.retain(|(layer, _), _| ["up", "head"].contains(&layer.as_str()));
     assert_eq!(casts, expected);
+}
+
+/// Without operators a report names those that something else says are cast: a recipe for their path, or an earlier preparation.
+#[test]
+fn a_report_names_operators_that_are_off_and_expected() {
+    let net = Net::new(&VarMap::new()).unwrap();
+    let off = |options: PrepareOptions| -> Vec<String> {
+        let layers = prepare_fp8(&net, &options).unwrap().layers.into_iter();
+        let off = Outcome::Skipped(SkipReason::OperatorsOff);
+        let off = layers.filter(|layer| layer.outcome == off);
+        off.filter_map(|layer| layer.path).collect()
+    };
+    let default = PrepareOptions::default;
+    let nothing: [&str; 0] = [];
+    assert_eq!(off(default()), nothing);
+    let own = |recipe| default().with_recipe("r*", recipe).unwrap();
+    assert_eq!(off(own(RecipeName::Rowwise)), nothing);
+    assert_eq!(off(own(RecipeName::Hybrid)), ["rms", "ratio", "residual"]);
+    assert_eq!(off(with_operators().with_off("norm").unwrap()), nothing);
+    let prepared = [
+        "words", "scores", "batched", "rms", "ratio", "gate", "residual",
+    ];
+    assert_eq!(off(default()), prepared);
+    assert_eq!(off(default()), nothing);
 }
 
 /// Any recipe can also cast results.

@@ -29,7 +29,8 @@ fn finish(dir: &Path) -> Outcome {
 fn runs_without_a_named_folder_go_to_fresh_ones() -> Outcome {
     let root = tempfile::tempdir()?;
     let default = root.path().join("target/train_gpt");
-    assert!(runs::newest_model(&default).is_err());
+    let error = runs::newest_model(&default).unwrap_err().to_string();
+    assert!(error.contains("holds no model"), "{error}");
     for name in ["train_gpt", "train_gpt-2", "train_gpt-3"] {
         let dir = runs::begin(None, &default, false, true)?;
         assert_eq!(dir, root.path().join("target").join(name));

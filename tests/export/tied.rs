@@ -5,18 +5,20 @@ use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::load::Checkpoint;
 use fp8::models::{Bert, BertConfig, Llama, LlamaConfig};
-use fp8::nn::Linear;
+use fp8::nn::{Linear, linear_no_bias};
 use fp8::rewrite::Spelling;
 use fp8::{
-    Autocast, ExportOptions, Recipe, fp8_autocast, prepare_fp8, save_calibrated,
+    Autocast, ExportOptions, ExportReport, Recipe, fp8_autocast, prepare_fp8, save_calibrated,
     save_calibrated_with,
 };
 use fp8_test_support::calibrated::{IN, Tied, calibrate, eval, quantization};
 use fp8_test_support::{
-    assert_same, delayed, device, fill, flat, prepare, skipped_on_cuda, tensor, var,
+    assert_same, assert_text, delayed, device, fill, flat, prepare, skipped_on_cuda, tensor, var,
 };
 use safetensors::Dtype;
 use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 #[test]
 fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
@@ -203,5 +205,112 @@ fn a_tied_head_is_reported_exported_and_served_in_high_precision() {
         let vb = open().var_builder(DType::F32, &device()).unwrap();
         let served = Tied::new(vb, ties).forward(&ids).unwrap();
         assert_same(&format!("served, ties itself: {ties}"), &served, &expected);
+    }
+}
+
+/// Writes the tensors of a model, multiplied by `factor`. Whoever builds a model from the file reads them anew.
+fn file_of(dir: &Path, name: &str, factor: f64) -> PathBuf {
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    Tied::new(vb, false);
+    fill(&vars, 9);
+    for var in vars.all_vars() {
+        var.set(&(var.as_tensor() * factor).unwrap()).unwrap();
+    }
+    let path = dir.join(name);
+    vars.save(&path).unwrap();
+    path
+}
+
+#[test]
+fn layers_that_are_built_twice_from_one_file_are_stored_once() {
+    let dir = dir();
+    let path = file_of(dir.path(), "source.safetensors", 1.);
+    let built = || Tied::new(candle_var_builder(&path, DType::F32), false);
+    let mut model = (built(), built());
+    prepare(&mut model);
+    let ids = Tensor::arange(0u32, 24, &device()).unwrap();
+    calibrate(&model.0, delayed(4), &ids);
+    let once = save_calibrated(&model.0, dir.path().join("once")).unwrap();
+    let twice = save_calibrated(&model, dir.path().join("twice")).unwrap();
+    assert_eq!(twice.quantized, ["fc", "head"]);
+    let bytes = |report: &ExportReport| fs::read(&report.model).unwrap();
+    assert_eq!(bytes(&twice), bytes(&once));
+
+    // Layers that hold FP8 codes, too.
+    let served = || {
+        let file = Checkpoint::open(&[&once.model]).unwrap();
+        Tied::new(file.var_builder(DType::F32, &device()).unwrap(), false)
+    };
+    let again = save_calibrated(&(served(), served()), dir.path().join("again")).unwrap();
+    assert_eq!(again.quantized, ["fc", "head"]);
+    assert_eq!(bytes(&again), bytes(&once));
+}
+
+#[test]
+fn two_layers_of_one_name_that_differ_are_refused() {
+    let dir = dir();
+    let mut exported = vec![];
+    // Under twice the scale, twice a weight has the same codes.
+    for (name, factor) in [("one", 1.), ("two", 2.)] {
+        let path = file_of(dir.path(), name, factor);
+        let vb = candle_var_builder(&path, DType::F32);
+        let mut layer = linear_no_bias(IN, IN, vb.pp("fc")).unwrap();
+        prepare(&mut layer);
+        calibrate(&layer, delayed(4), &tensor(6, &[2, IN]));
+        let target = dir.path().join(format!("{name}-fp8"));
+        let report = save_calibrated(&layer, target).unwrap();
+        exported.push((layer, report.model));
+    }
+    let served = |path: &PathBuf| {
+        let file = Checkpoint::open(&[path]).unwrap();
+        let vb = file.var_builder(DType::F32, &device()).unwrap();
+        linear_no_bias(IN, IN, vb.pp("fc")).unwrap()
+    };
+    let [(one, file), (two, other)] = &exported[..] else {
+        panic!("two layers");
+    };
+    let codes = |path: &PathBuf| {
+        let layer = served(path);
+        let codes = layer.static_weight().unwrap().codes().codes();
+        flat(&codes.to_dtype(DType::F32).unwrap())
+    };
+    assert_eq!(codes(file), codes(other));
+    for (case, model) in [
+        ("values", (one.clone(), two.clone())),
+        ("scales", (served(file), served(other))),
+        ("codes and values", (served(file), one.clone())),
+    ] {
+        let error = save_calibrated(&model, dir.path().join("both")).unwrap_err();
+        assert_text(case, error, &["`fc.weight`", "two different tensors"]);
+    }
+}
+
+#[test]
+fn a_head_with_the_name_of_the_embedding_stays_in_high_precision() {
+    let dir = dir();
+    let path = file_of(dir.path(), "source.safetensors", 1.);
+    let ids = Tensor::arange(0u32, 24, &device()).unwrap();
+    for head_first in [false, true] {
+        let vb = candle_var_builder(&path, DType::F32);
+        let head = linear_no_bias(IN, VOCAB, vb.pp("embed")).unwrap();
+        let mut model = Tied {
+            head,
+            ..Tied::new(vb, false)
+        };
+        prepare(&mut model);
+        calibrate(&model, delayed(4), &ids);
+        let target = dir.path().join(format!("{head_first}"));
+        let Tied { embed, fc, head } = model;
+        let report = match head_first {
+            true => save_calibrated(&(head, fc, embed), target),
+            false => save_calibrated(&(embed, fc, head), target),
+        };
+        let report = report.unwrap();
+        assert_eq!(report.quantized, ["fc"], "{head_first}");
+        assert_eq!(report.ignored, ["embed"], "{head_first}");
+        let tensors = contents(&report.model);
+        let high_precision = (Dtype::F32, vec![VOCAB, IN]);
+        assert_eq!(tensors["embed.weight"], high_precision, "{head_first}");
     }
 }

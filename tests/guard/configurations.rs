@@ -130,7 +130,8 @@ fn an_inconsistent_recipe_opens_no_guard() {
         assert!(!is_fp8_enabled(), "{recipe:?}");
     }
     let _outer = open(recipe("tensorwise"));
-    assert!(fp8_autocast(delayed(0)).is_err());
+    let error = fp8_autocast(delayed(0)).unwrap_err();
+    assert_text("inner", error, &["amax_history_len = 0"]);
     assert!(is_fp8_enabled(), "the outer guard is as it was");
 }
 

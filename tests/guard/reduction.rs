@@ -280,7 +280,8 @@ fn a_dropped_guard_waits_for_no_other_rank() {
         layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
         panic!("this rank alone");
     }));
-    assert!(outcome.is_err());
+    let panic = outcome.unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"this rank alone"));
     next("a panic that was caught");
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before, "no trace");

@@ -91,7 +91,8 @@ fn a_guard_dropped_because_of_an_error_leaves_no_trace() {
     // If the error is handled and the guard closed, the step counts.
     let guard = fp8_autocast(delayed(4)).unwrap();
     layer.linear.forward(&louder(&x)).unwrap();
-    assert!(layer.linear.forward(&wrong_width).is_err());
+    let error = layer.linear.forward(&wrong_width).unwrap_err();
+    assert_text("handled", error, &["`fc`", "7 features"]);
     guard.close().unwrap();
     assert_ne!(slots(&layer.linear), before);
 }
@@ -122,10 +123,13 @@ fn inner_guards_and_handles_fail_after_their_guard_has_closed() {
     // The handle stays closed in the next step.
     let guard = fp8_autocast(delayed(4)).unwrap();
     let late = std::thread::scope(|scope| {
-        let run = scope.spawn(|| handle.open().is_err());
+        let run = scope.spawn(|| handle.open().map(drop));
         run.join().unwrap()
     });
-    assert!(late);
+    assert!(
+        matches!(late, Err(Error::Guard(fp8::GuardError::Closed))),
+        "{late:?}"
+    );
     guard.close().unwrap();
     assert_eq!(slots(&layer.linear), before);
 }

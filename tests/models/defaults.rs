@@ -6,8 +6,8 @@ use fp8::nn::LoraConfig;
 use fp8_files::search::SearchOptions;
 use serde_json::{Value, json};
 
-/// A configuration of `kind` with these entries beside the sizes that every model has to state.
-fn parse(kind: &str, entries: &Value) -> LlamaConfig {
+/// The `config.json` of a model of `kind` with these entries beside the sizes that every model has to state.
+fn file(kind: &str, entries: &Value) -> Value {
     let mut config = json!({
         "model_type": kind, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
         "num_attention_heads": 2, "num_key_value_heads": 1, "moe_intermediate_size": 16,
@@ -15,7 +15,12 @@ fn parse(kind: &str, entries: &Value) -> LlamaConfig {
     for (key, value) in entries.as_object().expect("an object") {
         config[key] = value.clone();
     }
-    LlamaConfig::parse("config.json", &config).expect("a configuration")
+    config
+}
+
+/// The configuration in that file.
+fn parse(kind: &str, entries: &Value) -> LlamaConfig {
+    LlamaConfig::parse("config.json", &file(kind, entries)).expect("a configuration")
 }
 
 #[test]
@@ -72,6 +77,32 @@ fn a_window_belongs_to_families_that_have_one() {
         "sliding_window": 8, "use_sliding_window": true, "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention"],
     });
     assert_eq!(parse("llama", &entries).sliding_windows, [None; 3]);
+}
+
+/// transformers opens a Mistral with the entry as a Ministral, unless it is the language part of a larger model.
+#[test]
+fn kinds_of_layers_count_in_families_that_read_them() {
+    let entries = json!({
+        "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 0,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    });
+    let (read, all) = ([None, Some(8), None], [Some(8); 3]);
+    for (kind, expected) in [
+        ("mistral", read),
+        ("qwen2", read),
+        ("qwen3", read),
+        ("mixtral", all),
+        ("phi3", all),
+        ("qwen3_moe", all),
+        ("llama", [None; 3]),
+    ] {
+        let windows = parse(kind, &entries).sliding_windows;
+        assert_eq!(windows, expected, "{kind}");
+        let part = json!({ "model_type": "of_images", "text_config": file(kind, &entries) });
+        let part = LlamaConfig::parse("config.json", &part).expect("a configuration");
+        let expected = if kind == "mistral" { all } else { expected };
+        assert_eq!(part.sliding_windows, expected, "{kind} as a part");
+    }
 }
 
 /// An entry that is null says that there is none.

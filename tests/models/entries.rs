@@ -119,6 +119,74 @@ fn long_positions_of_phi3_have_three_names() -> Result<()> {
     Ok(())
 }
 
+/// The original length of scaled positions.
+fn original(kind: &str, entries: &Value) -> Result<usize> {
+    match parse(kind, entries)?.rope.scaling {
+        RopeScaling::Llama3 { original, .. }
+        | RopeScaling::Yarn { original, .. }
+        | RopeScaling::LongRope { original, .. } => Ok(original),
+        other => panic!("{entries}: {other:?}"),
+    }
+}
+
+/// transformers 5 takes the length beside the object of rotary positions, other programs that inside of it.
+#[test]
+fn original_lengths_in_two_places_are_the_same() -> Result<()> {
+    const KEY: &str = "original_max_position_embeddings";
+    let factors = vec![1.5; 8];
+    for (kind, scaling) in [
+        (
+            "llama",
+            json!({ "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0 }),
+        ),
+        ("qwen3", json!({ "rope_type": "yarn", "factor": 4.0 })),
+        (
+            "phi3",
+            json!({ "type": "longrope", "short_factor": factors, "long_factor": factors }),
+        ),
+    ] {
+        for object in ["rope_scaling", "rope_parameters"] {
+            let with = |beside: Option<usize>, inside: Option<usize>| {
+                let mut entries = json!({ object: scaling, "max_position_embeddings": 128 });
+                if let Some(beside) = beside {
+                    entries[KEY] = json!(beside);
+                }
+                if let Some(inside) = inside {
+                    entries[object][KEY] = json!(inside);
+                }
+                entries
+            };
+            assert_eq!(original(kind, &with(Some(64), None))?, 64, "{kind}");
+            assert_eq!(original(kind, &with(Some(64), Some(64)))?, 64, "{kind}");
+            let name = format!("{object}.{KEY}");
+            let refusal = |entries: &Value| match original(kind, entries) {
+                Err(Error::Config {
+                    key,
+                    value,
+                    expected,
+                    ..
+                }) => (key, value, expected),
+                other => panic!("{kind}: {other:?}"),
+            };
+            let expected = format!("64, as {KEY} says");
+            let found = refusal(&with(Some(64), Some(32)));
+            assert_eq!(found, (name.clone(), "32".to_string(), expected), "{kind}");
+            // The usual length of a Phi-3 counts like one that its file states.
+            let (inside, none) = (with(None, Some(32)), with(None, None));
+            if kind == "phi3" {
+                let (key, value, expected) = refusal(&inside);
+                assert_eq!((key, value), (name, "32".to_string()));
+                assert!(expected.starts_with(&format!("4096, which {KEY} is")));
+                assert_eq!(original(kind, &none)?, 4096);
+            } else {
+                assert_eq!(original(kind, &inside)?, 32, "{kind}");
+                assert_eq!(original(kind, &none)?, 128, "{kind}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Its tokens see none after them.
 #[test]
 fn a_bert_that_decodes_is_refused() -> Result<()> {

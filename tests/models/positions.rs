@@ -17,6 +17,7 @@ fn phi3(positions: usize, rope: Value) -> Llama {
     write_model("phi3", dir.path());
     let mut config: Value = serde_json::from_str(&configs()["phi3"]).expect("a configuration");
     config["max_position_embeddings"] = json!(positions);
+    config["original_max_position_embeddings"] = json!(ORIGINAL);
     config["rope_parameters"] = rope;
     config["sliding_window"] = Value::Null;
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");

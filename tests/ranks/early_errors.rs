@@ -1,13 +1,13 @@
-//! An error of one rank alone ends the others at once, wherever they wait for it. The deadline is that of minutes which groups have by
-//! default: a rank that waits for it makes these tests as long, and fails them, because it names no reason.
+//! An error or an early end of one rank alone ends the others at once, wherever they wait for it. The deadline is that of minutes which
+//! groups have by default: a rank that waits for it makes these tests as long, and fails them, because it names no reason.
 
-use crate::two_models::open;
+use crate::two_models::{open, train, two};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::nn::{self, column_parallel_linear, row_parallel_linear};
 use fp8::optim::{DataParallel, DataParallelOptions};
-use fp8::ranks::threads::Threads;
+use fp8::ranks::threads::{Threads, finish};
 use fp8::ranks::{DeviceMesh, ProcessGroup, ShardedVarMap};
 use fp8::{PrepareOptions, prepare_fp8};
 use fp8_test_support::cpu_tensor;
@@ -122,6 +122,30 @@ fn without_an_error_all_ranks_come_to_the_end() {
             if let Err(error) = result.expect("no panic") {
                 panic!("{name}: {error:#}");
             }
+        }
+    }
+}
+
+/// Rank 1 has a step less: it is at its end while the others wait for its amaxes.
+#[test]
+fn a_rank_with_fewer_steps_is_an_error_on_all() {
+    let results = Threads::new(3).run(|group| -> Result<()> {
+        let [a, b] = two();
+        let steps = if group.rank() == 1 { 2 } else { 3 };
+        for step in 0..steps {
+            train(&group, step, &[&a, &b])?;
+        }
+        Ok(finish(&group)?)
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let error = result.expect("no panic").expect_err("an error");
+        let error = format!("{error:#}");
+        for text in [
+            "the ranks disagree: ",
+            " calls all_reduce_max of group \"world\" with ",
+            "rank 1 calls finish",
+        ] {
+            assert!(error.contains(text), "rank {rank}: no {text:?} in {error}");
         }
     }
 }

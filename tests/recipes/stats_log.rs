@@ -5,12 +5,7 @@ use fp8::{
     Autocast, CastStats, PrepareOptions, RecipeName, StatsCurves, StatsLog, StatsQuantity, nn,
     prepare_fp8, with_fp8,
 };
-use fp8_test_support::device;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use fp8_test_support::{Warnings, device};
 
 /// Steps of a layer whose inputs double in every step.
 fn steps(log: &mut StatsLog, steps: std::ops::Range<u64>) -> Vec<usize> {
@@ -186,49 +181,16 @@ fn a_file_that_holds_no_statistics_is_refused() {
     assert!(StatsCurves::from_file(&path).unwrap().steps().is_empty());
 }
 
-/// A subscriber that keeps the messages of warnings.
-#[derive(Clone, Default)]
-struct Keep(Arc<Mutex<Vec<String>>>, Arc<AtomicUsize>);
-
-impl Subscriber for Keep {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1 + self.1.fetch_add(1, Ordering::Relaxed) as u64)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        struct Text(String);
-        impl Visit for Text {
-            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                if field.name() == "message" {
-                    self.0 = format!("{value:?}");
-                }
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
-    }
-}
-
 #[test]
 fn a_file_that_cannot_be_written_is_one_warning_and_training_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing/stats.jsonl");
     for path in [missing.as_path(), directory.path()] {
-        let keep = Keep::default();
+        let kept = Warnings::default();
         let mut log = StatsLog::to_file(path);
-        let recorded = tracing::subscriber::with_default(keep.clone(), || steps(&mut log, 0..4));
+        let recorded = tracing::subscriber::with_default(kept.clone(), || steps(&mut log, 0..4));
         assert_eq!(recorded, [2, 1, 1, 1], "the reports are there all the same");
-        let said = keep.0.lock().unwrap();
+        let said = kept.texts();
         let of_this = said.iter().filter(|text| text.contains("statistics"));
         assert_eq!(of_this.count(), 1, "{said:?}");
         assert!(said[0].contains(&path.display().to_string()), "{said:?}");

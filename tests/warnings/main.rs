@@ -1,9 +1,10 @@
 //! Warnings of guards: one if nothing was cast under a guard, once in a process, one for a guard that never ends, and one for each that is
 //! dropped after a failure; of saving in the middle of a step, and resuming without a loss scaler; of settings without an effect; of skipped
-//! steps; of files.
+//! steps; of what stays in high precision unsaid; of files.
 //! This is a separate program because some are given once, and because a process has one subscriber for messages.
 
 mod files;
+mod unprepared;
 
 use candle_core::{DType, Device, Module, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -16,53 +17,17 @@ use fp8::{
     fp8_autocast, nn, prepare_fp8,
 };
 use fp8_test_support::child::child;
-use fp8_test_support::{Layer, cpu_tensor, delayed, prepare, tensor, var};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber, field::Visit};
-
-static TEXTS: Mutex<Vec<String>> = Mutex::new(vec![]);
-static IDS: AtomicUsize = AtomicUsize::new(1);
-
-/// A subscriber that keeps the messages of warnings.
-struct Keep;
-
-impl Subscriber for Keep {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(IDS.fetch_add(1, Ordering::Relaxed) as u64)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        struct Text(String);
-        impl Visit for Text {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                if field.name() == "message" {
-                    self.0 = format!("{value:?}");
-                }
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        TEXTS.lock().unwrap().push(text.0);
-    }
-}
+use fp8_test_support::{Layer, Warnings, cpu_tensor, delayed, prepare, tensor, var};
+use std::sync::{Arc, LazyLock};
 
 /// How many messages so far contain `part`.
 fn said(part: &str) -> usize {
-    static INSTALLED: std::sync::Once = std::sync::Once::new();
-    INSTALLED.call_once(|| tracing::subscriber::set_global_default(Keep).unwrap());
-    let texts = TEXTS.lock().unwrap();
-    texts.iter().filter(|text| text.contains(part)).count()
+    static KEPT: LazyLock<Warnings> = LazyLock::new(|| {
+        let kept = Warnings::default();
+        tracing::subscriber::set_global_default(kept.clone()).unwrap();
+        kept
+    });
+    KEPT.count(part)
 }
 
 #[test]

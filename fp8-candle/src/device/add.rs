@@ -126,7 +126,8 @@ mod tests {
             Tensor::ones(3, DType::F32, &Device::Cpu)?,
             Tensor::ones(4, DType::F32, &Device::Cpu)?,
         );
-        assert!(add(&a, &b).is_err());
+        let error = add(&a, &b).unwrap_err().to_string();
+        assert!(error.contains("shape mismatch in add"), "{error}");
         Ok(())
     }
 }

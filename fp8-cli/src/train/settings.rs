@@ -274,7 +274,7 @@ impl Settings {
         };
         let recipe = self.named()?;
         let prepare = match &recipe {
-            Some(_) => Some(self.prepare()?),
+            Some(recipe) => Some(self.prepare(recipe)?),
             None => None,
         };
         let config = TrainerConfig::new(schedule)
@@ -308,8 +308,10 @@ impl Settings {
         }
     }
 
-    fn prepare(&self) -> Result<PrepareOptions> {
-        let mut options = PrepareOptions::default();
+    /// Which layers the recipe of the run holds for, and its operators if it casts them.
+    fn prepare(&self, recipe: &Recipe) -> Result<PrepareOptions> {
+        let operators = recipe.resolve()?.cast_operators;
+        let mut options = PrepareOptions::default().with_operators(operators);
         for rule in &self.layer {
             let Some((pattern, name)) = rule.rsplit_once('=') else {
                 let expected = "expected PATTERN=RECIPE";

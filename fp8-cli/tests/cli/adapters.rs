@@ -138,6 +138,33 @@ fn text_and_perplexity_are_those_of_the_merged_model() {
 }
 
 #[test]
+fn an_adapter_is_not_added_twice() {
+    let dir = Dir::new();
+    let (model, ids) = base(&dir);
+    let tuned = adapter("llama.names");
+    let (once, out) = (dir.join("once"), dir.join("out"));
+    output(&["merge", &model, &tuned, "--out", &once]);
+    for args in [
+        vec!["merge", &once, &tuned, "--out", &out],
+        vec![
+            "logits",
+            &once,
+            "--adapter",
+            &tuned,
+            "--ids",
+            &ids,
+            "--out",
+            &out,
+        ],
+    ] {
+        let line = failure(&args);
+        assert!(line.contains("already"), "{args:?}: {line}");
+    }
+    assert!(!Path::new(&out).exists());
+    output(&["merge", &once, &adapter("llama.all"), "--out", &out]);
+}
+
+#[test]
 fn what_does_not_fit_is_named() {
     let dir = Dir::new();
     let (model, ids) = base(&dir);

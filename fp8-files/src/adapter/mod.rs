@@ -6,6 +6,7 @@
 
 mod config;
 mod file;
+mod identity;
 mod json;
 mod naming;
 mod targets;
@@ -13,6 +14,7 @@ mod targets;
 pub use crate::error::AdapterError;
 pub use config::AdapterConfig;
 pub use file::{AdapterFile, SavedLayer, write_adapter, write_adapter_with};
+pub use identity::identity;
 pub use naming::Naming;
 pub use targets::Targets;
 
@@ -22,3 +24,5 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 pub const TENSORS_FILE: &str = "adapter_model.safetensors";
 /// What stands before the path of a layer in the names of an adapter's tensors.
 pub const PREFIX: &str = "base_model.model";
+/// Metadata entry of a model's files: a JSON list of the [identities](identity()) of the adapters whose updates the weights have.
+pub const MERGED: &str = "fp8_merged_adapters";

@@ -32,4 +32,10 @@ pub enum AdapterError {
         /// Names of the tensors.
         extra: Vec<String>,
     },
+    /// The adapter was merged into the base before.
+    #[error("{}: the weights of the base have the updates of this adapter already", path.display())]
+    Merged {
+        /// The file of tensors.
+        path: PathBuf,
+    },
 }

@@ -122,6 +122,10 @@ impl Source for Classifier<'_> {
         self.source.update(self.own(name))
     }
 
+    fn merged_adapters(&self) -> Result<Vec<String>> {
+        self.source.merged_adapters()
+    }
+
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
         self.source.value(self.own(name), dtype)
     }

@@ -9,6 +9,7 @@ use super::shards::{self, Batch, Entry, PIECE};
 use super::slabs;
 use super::source::{Source, natural_order};
 use super::spelling::Layout;
+use crate::adapter::MERGED;
 use crate::check::is_float;
 use crate::contents::{Contents, Described};
 use crate::error::{Error, Result};
@@ -71,7 +72,7 @@ impl Job<'_> {
             staging.path(),
             &batches,
             self.options.shard_bytes,
-            &self.metadata(&batches),
+            &self.metadata(&batches)?,
             Limits {
                 threads: self.options.threads,
                 memory: self.options.memory,
@@ -208,7 +209,7 @@ impl Job<'_> {
         Ok(batches)
     }
 
-    fn metadata(&self, batches: &[Batch<Origin<'_>>]) -> BTreeMap<String, String> {
+    fn metadata(&self, batches: &[Batch<Origin<'_>>]) -> Result<BTreeMap<String, String>> {
         let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
         let written = |name: &str| {
             let mut entries = batches.iter().flat_map(|batch| &batch.entries);
@@ -222,6 +223,11 @@ impl Job<'_> {
             let layers = serde_json::Value::from(power_of_two).to_string();
             metadata.insert(POWER_OF_TWO_INPUTS.to_string(), layers);
         }
-        metadata
+        let adapters = self.source.merged_adapters()?;
+        if !adapters.is_empty() {
+            let adapters = serde_json::Value::from(adapters).to_string();
+            metadata.insert(MERGED.to_string(), adapters);
+        }
+        Ok(metadata)
     }
 }

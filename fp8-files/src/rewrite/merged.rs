@@ -3,7 +3,7 @@
 use super::classes::is_classification;
 use super::select::role;
 use super::source::Source;
-use crate::adapter::{AdapterError, AdapterFile, SavedLayer};
+use crate::adapter::{AdapterError, AdapterFile, SavedLayer, identity};
 use crate::contents::Role;
 use crate::error::{Error, Result};
 use crate::names::{join, weight_name};
@@ -51,6 +51,8 @@ pub struct Merged<'a> {
     saved: BTreeMap<String, SavedTensor>,
     /// By the name of a weight: the layer's path in the adapter, and the sizes of the weight.
     updates: BTreeMap<String, (String, (usize, usize))>,
+    /// What tells the adapter from others; None without updates.
+    identity: Option<String>,
 }
 
 /// The weight or the bias of a layer that an adapter replaces.
@@ -63,8 +65,9 @@ impl<'a> Merged<'a> {
     /// The adapter's updates beside the linear layers of `base`.
     ///
     /// # Errors
-    /// As [`AdapterFile::layers`], where the matrices of a BERT's pooler are ignored if the base has no pooler; and
-    /// [`Error::TensorShape`](crate::Error::TensorShape) for a matrix that does not fit its layer.
+    /// As [`AdapterFile::layers`], where the matrices of a BERT's pooler are ignored if the base has no pooler;
+    /// [`Error::TensorShape`](crate::Error::TensorShape) for a matrix that does not fit its layer; and [`AdapterError::Merged`] if the
+    /// adapter was merged into the base before ([`Source::merged_adapters`]): a second time its updates would count twice.
     pub fn new(base: &'a dyn Source, adapter: &'a AdapterFile) -> Result<Self> {
         let names = base.names();
         let linear = names.iter().filter_map(|name| {
@@ -122,12 +125,26 @@ impl<'a> Merged<'a> {
             }
             layers.push(path);
         }
+        // A layer that is replaced has no update.
+        updates.retain(|name, _| !saved.contains_key(name));
+        let matrices = |(own, sizes): &(String, (usize, usize))| -> Result<_> {
+            let matrices = adapter.matrices(own, *sizes, DType::F32, &Device::Cpu)?;
+            Ok((own.clone(), matrices))
+        };
+        let identity = identity(adapter.config(), updates.values().map(matrices))?;
+        if let Some(own) = &identity
+            && base.merged_adapters()?.contains(own)
+        {
+            let path = adapter.path().to_path_buf();
+            return Err(AdapterError::Merged { path }.into());
+        }
         Ok(Self {
             base,
             adapter,
             layers,
             saved,
             updates,
+            identity,
         })
     }
 
@@ -188,13 +205,15 @@ impl Source for Merged<'_> {
         let Some((own, sizes)) = self.updates.get(name) else {
             return Ok(None);
         };
-        if self.saved.contains_key(name) {
-            return Ok(None);
-        }
         let [a, b] = (self.adapter).matrices(own, *sizes, DType::F32, &Device::Cpu)?;
         Ok(Some(
             (b.matmul(&a)? * self.adapter.config().factor_of(own)?)?,
         ))
+    }
+
+    fn merged_adapters(&self) -> Result<Vec<String>> {
+        let before = self.base.merged_adapters()?.into_iter();
+        Ok(before.chain(self.identity.clone()).collect())
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {

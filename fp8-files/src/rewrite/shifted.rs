@@ -116,6 +116,10 @@ impl Source for Shifted<'_> {
         update.map(|update| self.after(name, update)).transpose()
     }
 
+    fn merged_adapters(&self) -> Result<Vec<String>> {
+        self.source.merged_adapters()
+    }
+
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
         self.after(name, self.source.value(name, dtype)?)
     }

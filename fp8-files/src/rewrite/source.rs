@@ -1,6 +1,7 @@
 //! The input of a rewrite: an FP8 checkpoint, a file in high precision, or another kind of file that implements [`Source`].
 
 use super::options::WriteOptions;
+use crate::adapter::MERGED;
 use crate::check::is_float;
 use crate::contents::{AttentionScale, Contents, KvScale};
 use crate::error::{Error, Result};
@@ -96,6 +97,15 @@ pub trait Source: Sync {
         Ok(None)
     }
 
+    /// The [identities](crate::adapter::identity()) of the adapters whose updates the weights have, so that none is added a second time;
+    /// none by default. Rewrites keep them in the metadata of their files ([`MERGED`]).
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn merged_adapters(&self) -> Result<Vec<String>> {
+        Ok(vec![])
+    }
+
     /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
     ///
     /// # Errors
@@ -163,6 +173,15 @@ impl Source for Checkpoint {
 
     fn codes(&self, name: &str, granularity: Granularity) -> Result<Option<Fp8Tensor>> {
         Checkpoint::codes(self, name, granularity)
+    }
+
+    fn merged_adapters(&self) -> Result<Vec<String>> {
+        let Some(json) = self.metadata(MERGED) else {
+            return Ok(vec![]);
+        };
+        let path = Checkpoint::directory(self).unwrap_or(Path::new(""));
+        let what = "the metadata entry fp8_merged_adapters";
+        serde_json::from_str(json).map_err(|error| Error::json(path, what, error))
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {

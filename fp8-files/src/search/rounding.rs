@@ -174,7 +174,6 @@ impl<'a> Problem<'a> {
     fn round(&self, grid: &ScaleGrid, scales: &[f32]) -> Result<(Vec<u8>, Vec<f64>)> {
         let (k, n) = self.target.dims2()?;
         let cast = Cast::new(Format::E4M3);
-        let inverses: Vec<f32> = scales.iter().map(|scale| 1. / scale).collect();
         let (mut codes, mut errors) = (vec![0u8; n * k], vec![0f64; n]);
         let (mut units, mut column, mut rounded) = (vec![0f32; n], vec![0u8; n], vec![0f32; n]);
         // What the weights of the features that are done miss, a block of features each, the last ones first.
@@ -215,7 +214,8 @@ impl<'a> Problem<'a> {
                 }
                 for (row, unit) in units.iter_mut().enumerate() {
                     let wanted = target[row] + sums[row] / diagonal;
-                    *unit = wanted * inverses[grid.index(row, feature)];
+                    // A quotient: its code is the one that plain rounding of `wanted` under this scale has.
+                    *unit = wanted / scales[grid.index(row, feature)];
                 }
                 encode(&cast, &units, 1., &mut column);
                 decode(Format::E4M3, &column, 1., &mut rounded);

@@ -32,7 +32,7 @@ pub(super) fn choose(
     importance: &[f32],
 ) -> Vec<f32> {
     let cols = grid.cols().max(1);
-    let cast = Cast::new(Format::E4M3);
+    let cast = Cast::new(Format::E4M3).with_division(true);
     let (mut best, mut errors) = (base.to_vec(), vec![f64::INFINITY; base.len()]);
     let (mut codes, mut rounded) = (vec![0u8; cols], vec![0f32; cols]);
     for factor in factors(granularity) {
@@ -40,10 +40,9 @@ pub(super) fn choose(
         let scaled = |scale: &f32| Some(scale * factor).filter(|scaled| scaled.is_normal());
         let scales = base.iter().map(|scale| scaled(scale).unwrap_or(*scale));
         let scales: Vec<f32> = scales.collect();
-        let inverses: Vec<f32> = scales.iter().map(|scale| 1. / scale).collect();
         let mut found = vec![0f64; base.len()];
         for (row, values) in values.chunks_exact(cols).enumerate() {
-            encode_rows(&cast, values, row, grid, &inverses, &mut codes);
+            encode_rows(&cast, values, row, grid, &scales, &mut codes);
             decode_rows(Format::E4M3, &codes, row, grid, &scales, &mut rounded);
             let width = grid.block_cols().min(cols).max(1);
             for (part, first) in (0..cols).step_by(width).enumerate() {

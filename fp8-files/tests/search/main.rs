@@ -5,7 +5,7 @@ mod reference;
 
 use candle_core::{DType, Device, Tensor};
 use case::{Case, values};
-use fp8_core::{Contraction, Granularity};
+use fp8_core::{Cast, Contraction, Format, Granularity, encode};
 use fp8_files::Error;
 use fp8_files::scheme::{InputScheme, LayerScheme};
 use fp8_files::search::{
@@ -33,6 +33,42 @@ fn codes_are_those_of_the_definition() {
         let target = case.target();
         let (a, b) = (case.error(&got, &target), case.error(&expected, &target));
         assert!((a - b).abs() < 0.01 * b, "{granularity}: {a} {b}");
+    }
+}
+
+#[test]
+fn codes_are_quotients_by_the_scale_that_was_found() {
+    // The scale of this amax is exactly 7/1024, and products with its reciprocal are above ties.
+    const SCALE: f64 = 7. / 1024.;
+    let units = [
+        448., -416., 384., -352., 320., 288., -256., 240., 224., -208., 192., 176., 160., -144.,
+        128.,
+    ];
+    let (k, ties) = (units.len() + 1, [(116., 112.), (-100., -96.)]);
+    let rows = ties.map(|(tie, _)| units.into_iter().chain([tie]));
+    let weight = rows.into_iter().flatten().map(|unit| unit * SCALE);
+    // Inputs that have nothing in common: no weight makes up for another one.
+    let inputs: Vec<f64> = (0..k * k)
+        .map(|i| f64::from(u8::from(i % (k + 1) == 0)))
+        .collect();
+    let case = Case {
+        tokens: k,
+        k,
+        n: ties.len(),
+        meant: inputs.clone(),
+        multiplied: inputs,
+        weight: weight.collect(),
+    };
+    let found = case.search(Granularity::Tensorwise).codes;
+    assert_eq!(values(found.dequant_scale()), [SCALE]);
+    let weight: Vec<f32> = case.weight.iter().map(|x| *x as f32).collect();
+    let (cast, mut quotients) = (Cast::new(Format::E4M3).with_division(true), vec![0; 2 * k]);
+    encode(&cast, &weight, SCALE as f32, &mut quotients);
+    let codes = found.codes().flatten_all().unwrap();
+    assert_eq!(codes.to_vec1::<u8>().unwrap(), quotients);
+    let got = values(&found.dequantize(DType::F32).unwrap());
+    for (row, (_, even)) in got.chunks(k).zip(ties) {
+        assert_eq!(row[k - 1], even * SCALE);
     }
 }
 

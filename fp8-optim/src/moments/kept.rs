@@ -55,9 +55,7 @@ impl Kept {
             Some(coding) if values.dtype() == DType::F32 => {
                 Coded::of(&values, coding).map(Self::Coded)
             }
-            _ if moment.non_negative => bounded(values).map(Self::Values),
-            // Sums and means of gradients overflow only where the parameter does too.
-            _ => Ok(Self::Values(values)),
+            _ => bounded(values, moment).map(Self::Values),
         }
     }
 
@@ -139,15 +137,21 @@ impl Kept {
     }
 }
 
-/// The values, and f32's largest number in place of those that have overflowed, as squares of gradients may. Waits for no accelerator, and
-/// reads no memory of the host, so that a graph may record it. In f64 nothing overflows: the norm of such gradients is infinite.
-fn bounded(values: Tensor) -> Result<Tensor> {
+/// The values, and f32's largest number with their sign in place of those that have overflowed, as squares and sums of gradients may: what
+/// the pass over host memory stores. Waits for no accelerator, and reads no memory of the host, so that a graph may record it. In f64 nothing
+/// overflows: the norm of such gradients is infinite.
+fn bounded(values: Tensor, moment: &Moment) -> Result<Tensor> {
     if values.dtype() != DType::F32 || values.elem_count() == 0 {
         return Ok(values);
     }
-    let zero = Tensor::zeros(1, DType::F32, values.device())?;
-    let largest = zero.affine(0., f32::MAX.into())?.reshape(())?;
-    values.minimum(&largest.broadcast_as(values.shape())?)
+    // Of the size of the values: for a smaller one, as for a choice by a condition, candle copies sizes from the host. On CUDA devices a minimum
+    // also replaces NaN, which a moment has only where its variable is NaN.
+    let largest = values.zeros_like()?.affine(0., f32::MAX.into())?;
+    let values = values.minimum(&largest)?;
+    match moment.non_negative {
+        true => Ok(values),
+        false => values.maximum(&largest.neg()?),
+    }
 }
 
 /// How values become codes; None where they stay values.
@@ -165,5 +169,28 @@ pub(crate) fn coding(
             },
             random: random.filter(|_| options.stochastic),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the pass over host memory.
+    #[test]
+    fn values_that_overflow_become_the_largest_numbers() -> Result<()> {
+        const INF: f32 = f32::INFINITY;
+        let values = [1., -0., INF, f32::MAX, -2., -INF, f32::MIN];
+        for moment in [Moment::signed("a"), Moment::non_negative("a")] {
+            // A moment that is never negative has none of the last three.
+            let len = if moment.non_negative { 4 } else { 7 };
+            let tensor = Tensor::new(&values[..len], &Device::Cpu)?;
+            let kept = Kept::of(tensor, MomentStorage::F32, &moment, None)?;
+            let got = kept.values(&Device::Cpu)?.to_vec1::<f32>()?;
+            let bounded = values.map(|x| x.clamp(f32::MIN, f32::MAX).to_bits());
+            let got: Vec<u32> = got.iter().map(|x| x.to_bits()).collect();
+            assert_eq!(got, bounded[..len], "{moment:?}");
+        }
+        Ok(())
     }
 }

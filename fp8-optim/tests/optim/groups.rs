@@ -112,7 +112,11 @@ fn a_pattern_without_a_variable_is_refused() {
         error.to_string(),
         "`bais` names no variable; did you mean bias?"
     );
-    assert!(ParamGroup::new("[w").is_err());
+    let malformed = ParamGroup::new("[w").unwrap_err();
+    assert!(
+        matches!(&malformed, OptimError::Pattern(error) if error.pattern == "[w"),
+        "{malformed:?}"
+    );
     for (text, group) in [
         ("lr_factor = inf", group("w").with_lr_factor(f64::INFINITY)),
         ("lr = -1", group("w").with_lr(-1.)),

@@ -70,6 +70,14 @@ impl Member {
         self.wait(operation, pending)
     }
 
+    /// The end of the engine.
+    pub(super) fn finish(&self) -> Result<()> {
+        let operation = Operation::Finish;
+        note(operation, &self.name);
+        let finished = self.engine.finish(self.options.deadline);
+        self.checked(operation, finished)
+    }
+
     /// Adds the place to a failure, and lets the other ranks know, because they wait for this one.
     pub(super) fn checked<T>(
         &self,

@@ -206,6 +206,11 @@ impl ProcessGroup {
         error
     }
 
+    /// Ends the engine when all ranks of the job call it.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.member.finish()
+    }
+
     pub(super) fn counts(&self, counts: &[usize]) -> Failure {
         Failure::Counts {
             got: counts.len(),

@@ -64,17 +64,20 @@ impl Engine for MpiEngine {
         let device = tensor
             .as_ref()
             .map_or(Device::Cpu, |own| own.device().clone());
-        let collective = match tensor {
+        let call = match tensor {
             Some(tensor) if !device.is_cpu() => {
                 let here = tensor.to_device(&Device::Cpu)?;
-                call.collective.with_tensor(here)
+                Call {
+                    collective: call.collective.with_tensor(here),
+                    ..call
+                }
             }
-            _ => call.collective,
+            _ => call,
         };
         let communicator = self.group.communicator;
         let receiver = self.ask(|answer| Job::Start {
             communicator,
-            collective,
+            call,
             answer,
         })?;
         Ok(Box::new(Waiting { receiver, device }))
@@ -82,7 +85,7 @@ impl Engine for MpiEngine {
 
     fn split(
         &self,
-        _: &Arc<str>,
+        group: &Arc<str>,
         color: Option<usize>,
         key: usize,
         deadline: Duration,
@@ -90,6 +93,7 @@ impl Engine for MpiEngine {
         let communicator = self.group.communicator;
         let receiver = self.ask(|answer| Job::Split {
             communicator,
+            name: Arc::clone(group),
             color,
             key,
             answer,

@@ -1,10 +1,13 @@
 //! The thread that owns MPI.
 
 use super::library::{Communicator, Library};
+use super::numbered::{Numbered, Place};
+use super::roll_call::{LONG, RollCall, disagreement};
 use super::transfer::Transfer;
-use crate::engine::Collective;
+use crate::engine::Call;
 use crate::error::Failure;
 use candle_core::Tensor;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +16,13 @@ use std::time::{Duration, Instant};
 pub(super) enum Job {
     Start {
         communicator: usize,
-        collective: Collective,
+        call: Call,
         answer: Sender<Result<Tensor, Failure>>,
     },
     Split {
         communicator: usize,
+        /// The group's.
+        name: Arc<str>,
         color: Option<usize>,
         key: usize,
         answer: Sender<Result<Option<Group>, Failure>>,
@@ -51,9 +56,11 @@ pub(super) fn start(largest: usize) -> Result<(Sender<Job>, Group, String), Fail
         let owner = Library::start().and_then(|library| {
             let world = library.world()?;
             let (version, group) = (library.version(), group(0, &world));
+            let roll_call = world.split(Some(0), world.rank)?.ok_or(Failure::Ended)?;
             let owner = Owner {
                 library,
-                communicators: vec![world],
+                communicators: vec![Numbered::world(world)],
+                roll_call: RollCall::new(roll_call),
                 transfers: vec![],
                 largest,
             };
@@ -85,9 +92,18 @@ fn group(communicator: usize, of: &Communicator) -> Group {
 
 struct Owner {
     library: Library,
-    communicators: Vec<Communicator>,
-    transfers: Vec<(Transfer, Sender<Result<Tensor, Failure>>)>,
+    /// That of all ranks first.
+    communicators: Vec<Numbered>,
+    roll_call: RollCall,
+    transfers: Vec<UnderWay>,
     largest: usize,
+}
+
+/// An operation under way.
+struct UnderWay {
+    transfer: Transfer,
+    place: Place,
+    answer: Sender<Result<Tensor, Failure>>,
 }
 
 impl Owner {
@@ -106,6 +122,9 @@ impl Owner {
                         } else if last.elapsed() < self.patience() {
                             thread::yield_now();
                         } else {
+                            if last.elapsed() >= LONG {
+                                self.attend_roll_call();
+                            }
                             thread::sleep(NAP);
                         }
                         continue;
@@ -117,27 +136,34 @@ impl Owner {
             match job {
                 Some(Job::Start {
                     communicator,
-                    collective,
+                    call,
                     answer,
                 }) => {
-                    let communicator = &self.communicators[communicator];
-                    match Transfer::start(communicator, collective, self.largest) {
-                        Ok(transfer) => self.transfers.push((transfer, answer)),
+                    let numbered = &mut self.communicators[communicator];
+                    let place = numbered.next(call.operation, call.group);
+                    let communicator = &numbered.communicator;
+                    match Transfer::start(communicator, call.collective, self.largest) {
+                        Ok(transfer) => self.transfers.push(UnderWay {
+                            transfer,
+                            place,
+                            answer,
+                        }),
                         Err(failure) => drop(answer.send(Err(failure))),
                     }
                 }
                 Some(Job::Split {
                     communicator,
+                    name,
                     color,
                     key,
                     answer,
                 }) => {
-                    let split = self.communicators[communicator].split(color, key);
+                    let split = self.communicators[communicator].split(name, color, key);
                     let split = split.map(|new| new.map(|new| self.add(new)));
                     drop(answer.send(split));
                 }
                 Some(Job::Finish { answer }) if self.transfers.is_empty() => {
-                    drop(answer.send(self.library.finish()));
+                    drop(answer.send(self.finish()));
                     return;
                 }
                 Some(Job::Finish { answer }) => {
@@ -155,27 +181,59 @@ impl Owner {
         }
     }
 
-    fn add(&mut self, new: Communicator) -> Group {
-        let group = group(self.communicators.len(), &new);
+    fn add(&mut self, new: Numbered) -> Group {
+        let group = group(self.communicators.len(), &new.communicator);
         self.communicators.push(new);
         group
     }
 
+    /// Says for what this rank has been waiting.
+    fn attend_roll_call(&mut self) {
+        let Some(first) = self.transfers.first() else {
+            return;
+        };
+        if let Err(failure) = self.roll_call.attend(first.place) {
+            for UnderWay { answer, .. } in self.transfers.drain(..) {
+                drop(answer.send(Err(failure.clone())));
+            }
+        }
+    }
+
+    /// Ends MPI when all ranks have come to their end.
+    fn finish(mut self) -> Result<(), Failure> {
+        let begin = Instant::now();
+        loop {
+            self.roll_call.join(self.communicators[0].end())?;
+            match self.roll_call.poll()? {
+                Some(places) => {
+                    if let Some(failure) = disagreement(&places, &self.communicators) {
+                        return Err(failure);
+                    }
+                    if places.iter().all(Place::is_end) {
+                        return self.library.finish();
+                    }
+                }
+                None if begin.elapsed() < IDLE => thread::yield_now(),
+                None => thread::sleep(NAP),
+            }
+        }
+    }
+
     /// How long what is under way may take before the thread sleeps between tests.
     fn patience(&self) -> Duration {
-        let bytes = self.transfers.iter().map(|(transfer, _)| transfer.bytes());
+        let transfers = self.transfers.iter();
+        let bytes = transfers.map(|under_way| under_way.transfer.bytes());
         IDLE + Duration::from_micros(bytes.sum::<u64>() / BYTES_PER_MICROSECOND)
     }
 
     /// Whether an operation has ended.
     fn poll(&mut self) -> bool {
         let before = self.transfers.len();
-        self.transfers.retain_mut(|(transfer, answer)| {
-            match transfer.poll() {
-                Ok(None) => return true,
-                Ok(Some(tensor)) => drop(answer.send(Ok(tensor))),
-                Err(failure) => drop(answer.send(Err(failure))),
-            }
+        self.transfers.retain_mut(|under_way| {
+            let Some(answer) = under_way.transfer.poll().transpose() else {
+                return true;
+            };
+            drop(under_way.answer.send(answer));
             false
         });
         self.transfers.len() < before

@@ -96,6 +96,11 @@ impl Engine for NcclEngine {
         engine.transpose()
     }
 
+    /// The group of the host ends. It does not know of collectives on the GPUs: a rank that waits for one waits until its deadline.
+    fn finish(&self, deadline: Duration) -> Result<(), Failure> {
+        self.host.finish(deadline)
+    }
+
     fn give_up(&self, error: &Error) {
         self.host.give_up(error);
     }

@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+/// The engine's name.
+pub(super) const NAME: &str = "threads";
+
 /// One rank in one group.
 #[derive(Debug)]
 pub(super) struct ThreadEngine {
@@ -74,7 +77,7 @@ impl ThreadEngine {
 
 impl Engine for ThreadEngine {
     fn name(&self) -> &'static str {
-        "threads"
+        NAME
     }
 
     fn rank(&self) -> usize {
@@ -134,6 +137,10 @@ impl Engine for ThreadEngine {
             })
         };
         Ok(place.map(|place| engine(place) as _))
+    }
+
+    fn finish(&self, deadline: Duration) -> Result<(), Failure> {
+        self.shared.hub.finish(self.shared.rank, deadline)
     }
 
     fn give_up(&self, error: &Error) {

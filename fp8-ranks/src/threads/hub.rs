@@ -21,6 +21,8 @@ struct State {
     broken: Option<Failure>,
     /// Ranks of the job whose threads have ended, or which have dropped their groups.
     left: Vec<usize>,
+    /// Ranks of the job that have come to their end, and start nothing more.
+    finishing: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -99,9 +101,8 @@ impl Hub {
     /// What a rank gives for its `round`-th collective. The last one to come makes the results.
     pub(super) fn give(&self, place: Place, round: u64, given: Given) -> Result<(), Failure> {
         let mut state = self.lock();
-        if let Some(failure) = &state.broken {
-            return Err(failure.clone());
-        }
+        let rank = state.groups[place.group].members[place.rank];
+        state.may_call(rank)?;
         let rounds = &mut state.groups[place.group].rounds;
         let entry = rounds.entry(round).or_insert_with(|| Round {
             given: (0..place.size).map(|_| None).collect(),
@@ -135,7 +136,8 @@ impl Hub {
             let State {
                 groups,
                 broken,
-                left,
+                finishing,
+                ..
             } = &mut *state;
             let Group { members, rounds } = &mut groups[place.group];
             let entry = rounds.get_mut(&round).ok_or(Failure::Ended)?;
@@ -145,36 +147,101 @@ impl Hub {
                 }
                 return Ok(taken);
             }
-            // Checked after the above: a collective that all ranks have joined has its result on all of them, whatever happens next.
-            if let Some(failure) = &*broken {
-                return Err(failure.clone());
-            }
             let missing = members.iter().zip(&entry.given);
             let missing = missing.filter(|(_, given)| given.is_none());
             let missing: Vec<_> = missing.map(|(rank, _)| *rank).collect();
-            if let Some(rank) = missing.iter().find(|rank| left.contains(rank)) {
-                let failure = Failure::Rank {
-                    rank: *rank,
-                    message: "it has left the job and does not come".into(),
-                };
-                *broken = Some(failure);
-                self.changed.notify_all();
-                continue;
+            if missing.iter().any(|rank| finishing.contains(rank)) {
+                broken.get_or_insert_with(|| mismatch(members, &entry.given, finishing));
             }
-            let waited = begin.elapsed();
-            let Some(rest) = deadline.checked_sub(waited).filter(|rest| !rest.is_zero()) else {
-                let failure = Failure::Deadline { waited, missing };
-                *broken = Some(failure.clone());
-                self.changed.notify_all();
-                return Err(failure);
-            };
-            let result = self.changed.wait_timeout(state, rest);
-            state = result.unwrap_or_else(PoisonError::into_inner).0;
+            // After the above: a collective that all ranks have joined has its result on all of them, whatever happens next.
+            state = self.wait(state, missing, begin, deadline)?;
         }
+    }
+
+    /// Waits until all ranks of the job have come to their end.
+    pub(super) fn finish(&self, rank: usize, deadline: Duration) -> Result<(), Failure> {
+        let begin = Instant::now();
+        let mut state = self.lock();
+        state.may_call(rank)?;
+        state.finishing.push(rank);
+        self.changed.notify_all();
+        loop {
+            let State {
+                groups, finishing, ..
+            } = &*state;
+            let missing = groups[0].members.iter();
+            let missing = missing.filter(|rank| !finishing.contains(rank));
+            let missing: Vec<_> = missing.copied().collect();
+            if missing.is_empty() {
+                return state.unfinished().map_or(Ok(()), Err);
+            }
+            state = self.wait(state, missing, begin, deadline)?;
+        }
+    }
+
+    /// Lets the others go on, for a rank that has been waiting since `begin` for those that are `missing`.
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        missing: Vec<usize>,
+        begin: Instant,
+        deadline: Duration,
+    ) -> Result<MutexGuard<'a, State>, Failure> {
+        let waited = begin.elapsed();
+        if state.broken.is_none() {
+            let left = missing.iter().find(|rank| state.left.contains(rank));
+            state.broken = match left.copied() {
+                Some(rank) => Some(Failure::Rank {
+                    rank,
+                    message: "it has left the job and does not come".into(),
+                }),
+                None if waited >= deadline => Some(Failure::Deadline { waited, missing }),
+                None => None,
+            };
+        }
+        if let Some(failure) = state.broken.clone() {
+            drop(state);
+            self.changed.notify_all();
+            return Err(failure);
+        }
+        let result = self.changed.wait_timeout(state, deadline - waited);
+        Ok(result.unwrap_or_else(PoisonError::into_inner).0)
+    }
+}
+
+/// Some ranks have joined a collective for which others, that are at their end, do not come.
+fn mismatch(members: &[usize], given: &[Option<Given>], finishing: &[usize]) -> Failure {
+    let calls = members.iter().zip(given);
+    let calls = calls.filter_map(|(rank, given)| match given {
+        Some(given) => Some(given.described(*rank)),
+        None if finishing.contains(rank) => Some(format!("rank {rank} calls finish")),
+        None => None,
+    });
+    Failure::Mismatch {
+        calls: calls.collect(),
     }
 }
 
 impl State {
+    /// Whether a rank of the job may begin something.
+    fn may_call(&self, rank: usize) -> Result<(), Failure> {
+        match &self.broken {
+            _ if self.finishing.contains(&rank) => Err(Failure::Ended),
+            Some(failure) => Err(failure.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// A collective that some ranks have started, and not all, when all have come to their end.
+    fn unfinished(&self) -> Option<Failure> {
+        self.groups.iter().find_map(|group| {
+            let rounds = group.rounds.iter();
+            let rounds = rounds.filter(|(_, round)| round.given.iter().any(Option::is_none));
+            let (_, first) = rounds.min_by_key(|(number, _)| **number)?;
+            Some(mismatch(&group.members, &first.given, &self.finishing))
+        })
+    }
+
     fn new_group(&mut self, members: Vec<usize>) -> usize {
         self.groups.push(Group {
             members,

@@ -12,7 +12,7 @@ pub(super) enum Given {
 }
 
 impl Given {
-    fn described(&self, rank: usize) -> String {
+    pub(super) fn described(&self, rank: usize) -> String {
         match self {
             Self::Call(call) => format!("rank {rank} calls {}", call.described()),
             Self::Split { .. } => format!("rank {rank} calls split"),

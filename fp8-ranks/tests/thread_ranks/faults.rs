@@ -72,7 +72,9 @@ fn a_rank_that_panics_or_fails_is_named_at_once() {
             .run(three_sums);
         for (rank, result) in results.into_iter().enumerate() {
             if rank == 2 {
-                assert!(result.is_err());
+                let panic = result.expect_err("a panic");
+                let said = panic.downcast_ref::<String>().expect("a text");
+                assert!(said.contains("the fault that the test asked for"), "{said}");
                 continue;
             }
             let (message, failure) = failure(result);

@@ -2,6 +2,7 @@
 
 #[path = "../cases/mod.rs"]
 mod cases;
+mod ends;
 mod faults;
 mod mismatches;
 

@@ -183,10 +183,16 @@ fn a_broken_job_stays_broken() {
             0 => group.barrier(),
             _ => Err(group.give_up("no more")),
         };
-        assert!(first.is_err());
+        let first = first.expect_err("the end of the job").to_string();
+        assert!(first.contains("no more"), "{first}");
         part.barrier()
     });
     for result in results {
-        assert!(result.expect("no panic").is_err());
+        let error = result.expect("no panic").expect_err("it has ended");
+        let says_why = matches!(
+            &error,
+            Error::Collective { failure: Failure::Rank { rank: 1, message }, .. } if message.contains("no more")
+        );
+        assert!(says_why, "{error}");
     }
 }

@@ -63,10 +63,18 @@ impl Context {
         }
     }
 
-    /// Records that a layer has no FP8 state.
-    pub(crate) fn note_unprepared(&self, path: Option<&str>) {
+    /// Records that a layer has no FP8 state, and whether a preparation has left it out.
+    pub(crate) fn note_unprepared(&self, path: Option<&str>, left_out: bool) {
         if let (Mode::Fp8, Some(session)) = (self.settings.mode, &self.session) {
-            session.note_unprepared(path);
+            session.uses().note_layer(path, left_out);
+        }
+    }
+
+    /// Records that an operator has no FP8 state although no preparation has left it out.
+    pub(crate) fn note_operator(&self, path: Option<&str>) {
+        let casts = self.settings.mode == Mode::Fp8 && self.settings.config.cast_operators;
+        if let (true, Some(session)) = (casts, &self.session) {
+            session.uses().note_operator(path);
         }
     }
 

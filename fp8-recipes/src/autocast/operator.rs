@@ -1,40 +1,51 @@
 //! The casts around an operator that computes in high precision.
 
-use super::context::current;
+use super::context::{Context, current};
 use super::plan::{OperatorCasts, TensorCasts, operator_casts};
+use super::prepared::Prepared;
 use super::settings::Mode;
-use super::state::Fp8State;
 use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::cast_values_and_gradient;
 use fp8_core::Contraction;
-use std::sync::Arc;
 
 impl OperatorCasts {
-    /// Calls `compute` with the casts of an operator under the guards of this thread; with None where the operator computes in high
-    /// precision. A failure inside a guard is recorded, like that of a layer.
+    /// Calls `compute` with the casts of the operator at `path` under the guards of this thread; with None where the operator computes
+    /// in high precision. A failure inside a guard is recorded, like that of a layer.
     pub(crate) fn around<T, E: From<Error>>(
-        state: Option<Arc<Fp8State>>,
+        prepared: Prepared,
+        path: Option<&str>,
         compute: impl FnOnce(Option<&Self>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let casts = Self::here(state).map_err(E::from);
+        let context = current();
+        let casts = Self::under(context.as_ref(), prepared, path).map_err(E::from);
         let done = casts.and_then(|casts| compute(casts.as_ref()));
-        if let (Err(_), Some(context)) = (&done, current()) {
+        if let (Err(_), Some(context)) = (&done, &context) {
             context.note_failure();
         }
         done
     }
 
-    fn here(state: Option<Arc<Fp8State>>) -> Result<Option<Self>> {
-        let (Some(state), Some(context)) = (state, current()) else {
+    fn under(
+        context: Option<&Context>,
+        prepared: Prepared,
+        path: Option<&str>,
+    ) -> Result<Option<Self>> {
+        let Some(context) = context else {
             return Ok(None);
         };
-        if context.settings.mode != Mode::Fp8 {
-            return Ok(None);
-        }
-        match context.sign_in(&state)? {
-            None => Ok(None),
-            Some(step) => operator_casts(&state, &step),
+        match prepared {
+            Prepared::With(state) if context.settings.mode == Mode::Fp8 => {
+                match context.sign_in(&state)? {
+                    None => Ok(None),
+                    Some(step) => operator_casts(&state, &step),
+                }
+            }
+            Prepared::Never => {
+                context.note_operator(path);
+                Ok(None)
+            }
+            Prepared::With(_) | Prepared::LeftOut => Ok(None),
         }
     }
 

@@ -6,7 +6,7 @@ use super::kept::KeptBytes;
 use super::settings::{Mode, Settings};
 use super::state::{Fp8State, delayed_rule};
 use super::summary::StepSummary;
-use super::unused::{NAMED, warn_of_nothing};
+use super::uses::Uses;
 use crate::config::{ResolvedConfig, ScalingType};
 use crate::error::{GuardError, Result};
 use fp8_candle::StateTable;
@@ -34,13 +34,10 @@ pub(super) struct Session {
     failed: AtomicBool,
     /// Whether the step has used a layer whose amaxes are reduced over several ranks.
     reduces: AtomicBool,
-    /// Whether, in any step, a tensor was cast or a prepared layer was used.
-    used: AtomicBool,
+    uses: Uses,
     static_casts: AtomicU64,
     kept: KeptBytes,
     warned: AtomicBool,
-    /// Some of the layers that computed in high precision because they are not prepared.
-    unprepared: Mutex<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -73,8 +70,7 @@ impl Session {
             state: Mutex::new(progress),
             failed: AtomicBool::new(false),
             reduces: AtomicBool::new(false),
-            used: AtomicBool::new(false),
-            unprepared: Mutex::default(),
+            uses: Uses::default(),
             static_casts: AtomicU64::new(0),
             kept: KeptBytes::default(),
             warned: AtomicBool::new(false),
@@ -109,20 +105,13 @@ impl Session {
         self.reduces.load(Ordering::Relaxed) || of_earlier_steps()
     }
 
-    /// Records that a layer without FP8 state computes in high precision.
-    pub(super) fn note_unprepared(&self, path: Option<&str>) {
-        if self.used.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
-        let name = path.unwrap_or("a layer without a path");
-        if names.len() < NAMED && !names.iter().any(|known| known == name) {
-            names.push(name.to_string());
-        }
+    /// What its guards have used.
+    pub(super) fn uses(&self) -> &Uses {
+        &self.uses
     }
 
     pub(super) fn count_static_cast(&self) {
-        self.used.store(true, Ordering::Relaxed);
+        self.uses.note_served();
         self.static_casts.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -185,7 +174,7 @@ impl Session {
                 step
             }
         };
-        self.used.store(true, Ordering::Relaxed);
+        self.uses.note_prepared();
         let key = Arc::as_ptr(layer) as usize;
         let again = state.used.get(&key).is_some_and(|before| {
             Arc::ptr_eq(&before.config, &settings.config)
@@ -242,7 +231,7 @@ impl Session {
         (ended.tables(), self.with_static_casts(done))
     }
 
-    /// Adds the casts of layers without state to a summary, and warns if the session has cast nothing at all.
+    /// Adds the casts of layers without state to a summary, and warns of what stayed in high precision.
     fn with_static_casts(&self, done: Result<StepSummary>) -> Result<StepSummary> {
         let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
         let mut summary = done?;
@@ -250,10 +239,7 @@ impl Session {
         summary.kept_bytes += self.kept.take();
         // With a group, another rank may have used what this one has not.
         let expected = self.purpose != Purpose::Calibration && !self.lock().job.has_group();
-        if expected && !self.used.load(Ordering::Relaxed) {
-            let names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
-            warn_of_nothing(&names);
-        }
+        self.uses.warn(expected);
         Ok(summary)
     }
 

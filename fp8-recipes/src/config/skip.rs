@@ -65,6 +65,9 @@ pub enum SkipReason {
     AlreadyFp8,
     /// It is a convolution, and [`crate::PrepareOptions::convolutions`] is off.
     ConvolutionsOff,
+    /// It is an operator that was prepared before, or has a recipe of its own that casts operators, and
+    /// [`crate::PrepareOptions::operators`] is off.
+    OperatorsOff,
     /// It is a layer of candle_nn, which has no FP8 form. The layers of [`nn`](crate::nn) have the same names and signatures.
     CandleNn,
     /// Its path is not known.
@@ -136,6 +139,9 @@ impl fmt::Display for SkipReason {
             SkipReason::AlreadyFp8 => f.write_str("the weight is FP8 already (static inference)"),
             SkipReason::ConvolutionsOff => f.write_str(
                 "convolutions are off: PrepareOptions::with_convolutions(true) converts them",
+            ),
+            SkipReason::OperatorsOff => f.write_str(
+                "operators are off: PrepareOptions::with_operators(true) prepares them",
             ),
             SkipReason::CandleNn => {
                 f.write_str("a layer of candle_nn, which has no FP8: use the one of `nn`")

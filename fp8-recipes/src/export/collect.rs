@@ -2,6 +2,7 @@
 
 use super::options::{ExportOptions, Name, Shown};
 use super::scheme;
+use super::source::Source;
 use crate::FilesError;
 use crate::error::{Error, ExportError, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor, show_layer};
@@ -41,11 +42,12 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
     let mut others = OtherTensors {
         options,
         names: HashMap::new(),
+        sources: HashMap::new(),
     };
     model.visit(&mut others);
     let mut collector = Collector {
         options,
-        others: others.names,
+        others,
         sources: HashMap::new(),
         out: Collected::default(),
         error: None,
@@ -65,10 +67,27 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
     }
 }
 
-/// Tensors outside linear layers, with the first name of each.
+/// Tensors outside linear layers.
 struct OtherTensors<'a> {
     options: &'a ExportOptions,
+    /// The first name of each tensor.
     names: HashMap<TensorId, String>,
+    /// The first tensor of each name.
+    sources: HashMap<String, Source>,
+}
+
+impl OtherTensors<'_> {
+    /// The name under which something other than a linear layer uses this weight, whose own name is `name`.
+    fn user(&self, name: &str, weight: &Source) -> Result<Option<&str>> {
+        if let Some(other) = self.names.get(&weight.held().id()) {
+            return Ok(Some(other));
+        }
+        // An embedding and a head of one name that were read from a file one after the other.
+        match self.sources.get_key_value(name) {
+            Some((name, other)) if other.is_same(weight)? => Ok(Some(name)),
+            _ => Ok(None),
+        }
+    }
 }
 
 impl Visitor for OtherTensors<'_> {
@@ -86,31 +105,38 @@ impl Visitor for OtherTensors<'_> {
         self.names
             .entry(tensor.id())
             .or_insert_with(|| path.to_string());
+        self.sources
+            .entry(path.to_string())
+            .or_insert_with(|| Source::Tensor(tensor.clone()));
     }
 }
 
 struct Collector<'a> {
     options: &'a ExportOptions,
-    others: HashMap<TensorId, String>,
-    /// Which tensor a name was taken from.
-    sources: HashMap<String, TensorId>,
+    others: OtherTensors<'a>,
+    /// What each name was taken from.
+    sources: HashMap<String, Source>,
     out: Collected,
     error: Option<Error>,
 }
 
 impl Collector<'_> {
-    /// Claims `name` for `tensor`; false if the same tensor already has it.
-    fn claim(&mut self, name: &str, source: &Tensor) -> Result<bool> {
+    fn show(&mut self, name: &str, source: &Source) {
         self.out.shown.names.insert(name.to_string());
-        self.out.shown.tensors.insert(source.id());
+        self.out.shown.tensors.insert(source.held().id());
+    }
+
+    /// Claims `name` for `source`; false if the same already has it.
+    fn claim(&mut self, name: &str, source: Source) -> Result<bool> {
+        self.show(name, &source);
         match self.sources.get(name) {
-            Some(id) if *id == source.id() => Ok(false),
+            Some(known) if known.is_same(&source)? => Ok(false),
             Some(_) => Err(FilesError::NameClash {
                 tensor: name.to_string(),
             }
             .into()),
             None => {
-                self.sources.insert(name.to_string(), source.id());
+                self.sources.insert(name.to_string(), source);
                 Ok(true)
             }
         }
@@ -122,7 +148,7 @@ impl Collector<'_> {
 
     /// Stores `tensor` in another shape.
     fn keep_as(&mut self, name: &str, tensor: &Tensor, dims: &[usize]) -> Result<()> {
-        if self.claim(name, tensor)? {
+        if self.claim(name, Source::Tensor(tensor.clone()))? {
             // A scaled parameter is stored as its value, in f32, which holds it exactly.
             let value = Parameter::of(tensor).value(DType::F32)?;
             let value = value.detach().reshape(dims)?;
@@ -144,7 +170,7 @@ impl Collector<'_> {
         let path = match known {
             Some(path) if !path.is_empty() => path,
             // Stored with the embedding, or whatever else uses it.
-            None if linear.bias().is_none() && self.others.contains_key(&weight.id()) => {
+            None if linear.bias().is_none() && self.others.names.contains_key(&weight.id()) => {
                 return Ok(());
             }
             _ => return Err(unnamed(weight)),
@@ -154,8 +180,15 @@ impl Collector<'_> {
             // One number for each row of the weight, whatever the shape in the layer.
             self.keep_as(&format!("{path}.bias"), bias, &[sizes.0])?;
         }
-        let other = self.others.get(&weight.id()).cloned();
-        if !self.claim(&name, weight)? && other.is_none() {
+        let source = Source::of_weight(linear);
+        let other = self.others.user(&name, &source)?.map(str::to_string);
+        if other.as_deref() == Some(name.as_str()) {
+            // Stored by whatever else has this name, which may be shown later.
+            self.show(&name, &source);
+            self.ignore(path);
+            return Ok(());
+        }
+        if !self.claim(&name, source)? && other.is_none() {
             return Ok(());
         }
         if let Some(weight) = linear.static_weight() {
@@ -164,9 +197,7 @@ impl Collector<'_> {
         if let Some(other) = other {
             // Stored once, with the embedding or whatever else uses it.
             self.ignore(path);
-            if other != name {
-                self.out.tied.insert(name, other);
-            }
+            self.out.tied.insert(name, other);
             return Ok(());
         }
         let weight = &match linear.weight_matrix()? {
@@ -308,7 +339,10 @@ impl Visitor for Collector<'_> {
         };
         match role_by_name(name).filter(|_| tensor.rank() == 2) {
             Some((path, TensorRole::Embedding)) => {
-                self.out.contents.embeddings.push(path.to_string());
+                let embeddings = &mut self.out.contents.embeddings;
+                if !embeddings.iter().any(|other| other == path) {
+                    embeddings.push(path.to_string());
+                }
             }
             // A router or a layer of another library: other engines see a linear layer.
             Some((path, _)) => self.ignore(path),

@@ -18,12 +18,16 @@
 //! A weight that is also used by something other than a linear layer (the head tied to an embedding) stays in high precision, as
 //! [`crate::prepare_fp8`] leaves it, and is stored once, under the other name; the file's metadata says so in the form
 //! `head.weight: embed.weight`, as `safetensors.torch.save_model` does, and the loader of this library follows it.
+//!
+//! A name that the model shows several times is stored once: for one tensor, and for several with the same bits, which a model that reads a
+//! file more than once has. The first layer of such a name says how it is stored. Tensors of one name that differ are an error.
 
 mod collect;
 mod config;
 mod options;
 mod ptq;
 mod scheme;
+mod source;
 mod target;
 
 pub use options::{ExportOptions, Ragged};
@@ -89,7 +93,7 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
 ///
 /// # Errors
 /// If no layer is prepared, a prepared layer was not calibrated or cannot be stored as it was calibrated, a tensor has
-/// no name or shares it with another, a parameter that `options` expects was not shown by the model, the path is
+/// no name or shares it with another that differs, a parameter that `options` expects was not shown by the model, the path is
 /// neither a directory's nor ends in `.safetensors`, the directory holds a model in shards (its index hides the file), or a file cannot be
 /// written (the old pair survives then).
 pub fn save_calibrated_with<M: Fp8Module + ?Sized>(

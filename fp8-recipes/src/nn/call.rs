@@ -1,8 +1,8 @@
 //! How a layer with a weight computes in one call: decided once, before anything is computed.
 
 use super::StaticWeight;
-use crate::autocast::Fp8State;
-use crate::autocast::{Context, LayerStep, Mode, linear_plan};
+use super::identity::SharedState;
+use crate::autocast::{Context, Fp8State, LayerStep, Mode, Prepared, linear_plan};
 use crate::error::{LayerError, Result};
 use crate::module::Fp8Layer;
 use candle_core::Tensor;
@@ -27,7 +27,11 @@ pub(super) enum Call<'a> {
 
 impl<'a> Call<'a> {
     /// Decides how `layer` computes under the innermost guard, and signs in with the guard's step.
-    pub(super) fn decide(layer: &'a dyn Fp8Layer, context: Option<&Context>) -> Result<Self> {
+    pub(super) fn decide(
+        layer: &'a dyn Fp8Layer,
+        state: &SharedState,
+        context: Option<&Context>,
+    ) -> Result<Self> {
         let mode = context.map(|context| context.settings.mode);
         let Some(context) = context else {
             return Ok(match layer.static_weight() {
@@ -42,9 +46,13 @@ impl<'a> Call<'a> {
             context.count_static_cast();
             return Ok(Self::Static(weight));
         }
-        let Some(state) = layer.fp8_state() else {
-            context.note_unprepared(layer.path());
-            return Ok(Self::HighPrecision);
+        let state = match state.prepared() {
+            Prepared::With(state) => state,
+            without => {
+                let left_out = matches!(without, Prepared::LeftOut);
+                context.note_unprepared(layer.path(), left_out);
+                return Ok(Self::HighPrecision);
+            }
         };
         let Some(step) = context.sign_in(&state)? else {
             return Ok(Self::HighPrecision);

@@ -91,7 +91,7 @@ impl Module for Embedding {
     /// Integer indexes of any shape `[..]` to `[.., hidden_size]`.
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
         let _span = self.entered();
-        OperatorCasts::around(self.state.get(), |casts| match casts {
+        OperatorCasts::around(self.state.prepared(), self.path(), |casts| match casts {
             None => Ok(ops::embedding(&self.plain()?, indexes)?),
             Some(casts) => {
                 let table = casts.weight(&self.plain()?)?;

@@ -1,20 +1,29 @@
 //! The path of a layer and its FP8 state, which all clones of the layer share.
 
-use crate::autocast::Fp8State;
+use crate::autocast::{Fp8State, Prepared};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Where [`prepare_fp8`](crate::prepare_fp8) puts a layer's state, through a shared reference: a layer may lie in an `Arc`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SharedState(Arc<RwLock<Option<Arc<Fp8State>>>>);
+pub(super) struct SharedState(Arc<RwLock<Prepared>>);
 
 impl SharedState {
-    pub(super) fn get(&self) -> Option<Arc<Fp8State>> {
-        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        state.clone()
+    pub(super) fn prepared(&self) -> Prepared {
+        let prepared = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        prepared.clone()
     }
 
+    pub(super) fn get(&self) -> Option<Arc<Fp8State>> {
+        match self.prepared() {
+            Prepared::With(state) => Some(state),
+            Prepared::Never | Prepared::LeftOut => None,
+        }
+    }
+
+    /// Without a state, the layer counts as left out on purpose.
     pub(super) fn set(&self, state: Option<Arc<Fp8State>>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = state;
+        let prepared = state.map_or(Prepared::LeftOut, Prepared::With);
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = prepared;
     }
 }
 

@@ -5,7 +5,7 @@ pub use candle_nn::layer_norm::LayerNormConfig;
 use super::identity::{SharedState, path_and_state, path_methods};
 use super::scaled_parameter::{freeze, optional, scaled, value_of};
 use crate::array::{Array, InNode, Layer};
-use crate::autocast::{Fp8State, OperatorCasts};
+use crate::autocast::{Fp8State, OperatorCasts, Prepared, current};
 use crate::module::{Fp8Operator, LayerKind, show};
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Device, Module, Result, Tensor};
@@ -104,7 +104,7 @@ impl Module for LayerNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = self.entered();
-        OperatorCasts::around(self.state.get(), |casts| match casts {
+        OperatorCasts::around(self.state.prepared(), self.path(), |casts| match casts {
             None => self.plain(x),
             // The FP8 Emulation Toolkit does not cast the weight either.
             Some(casts) => Ok(casts.output(&self.plain(&casts.input(x)?)?)?),
@@ -175,6 +175,10 @@ impl LayerNorm {
 
     fn in_node(&self, x: &InNode) -> crate::Result<InNode> {
         let _span = self.entered();
+        // Nothing is cast around norms in a node, so a guard that casts makes none of a module with prepared norms.
+        if let (Prepared::Never, Some(context)) = (self.state.prepared(), current()) {
+            context.note_operator(self.path());
+        }
         // Plain, or in parts, which are f32: a node takes no scaled parameters.
         let weight = &self.weight.value(DType::F32)?;
         let bias = value_of(self.bias.as_ref(), DType::F32)?;

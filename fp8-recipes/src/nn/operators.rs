@@ -36,7 +36,7 @@ macro_rules! operators {
                     let (kind, path) = (LayerKind::$name, self.path.as_deref());
                     let _span = tracing::trace_span!("operator", %kind, path).entered();
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
-                    OperatorCasts::around(self.state.get(), |casts| match casts {
+                    OperatorCasts::around(self.state.prepared(), path, |casts| match casts {
                         None => Ok(compute(a, b)?),
                         Some(casts) => {
                             let y = compute(&casts.input(a)?, &casts.input(b)?)?;

@@ -1,5 +1,6 @@
 //! State for operators without a GEMM of their own.
 
+use super::options::LayerChoice;
 use super::report::{Outcome, PrepareReport};
 use super::state::{Request, Shared};
 use crate::autocast::Fp8State;
@@ -33,6 +34,19 @@ struct OperatorPreparer<'a> {
 }
 
 impl OperatorPreparer<'_> {
+    /// Whether something else than the options says that the operator is cast: state of an earlier preparation, or a recipe for its path.
+    fn is_expected(&self, operator: &dyn Fp8Operator) -> bool {
+        let path = operator.path();
+        let choice = path.and_then(|path| self.shared.options.choice(path));
+        let by_recipe = match choice {
+            Some((_, LayerChoice::Recipe(recipe))) => {
+                recipe.resolve().is_ok_and(|config| config.cast_operators)
+            }
+            _ => false,
+        };
+        by_recipe || operator.fp8_state().is_some()
+    }
+
     fn outcome(&mut self, operator: &dyn Fp8Operator) -> Result<Outcome> {
         let path = match self.shared.path(operator.path()) {
             Ok(path) => path,
@@ -62,14 +76,15 @@ impl OperatorPreparer<'_> {
 
 impl Visitor for OperatorPreparer<'_> {
     fn operator(&mut self, operator: &dyn Fp8Operator) {
-        if !self.shared.options.operators {
-            operator.set_fp8_state(None);
-            return;
-        }
         if self.shared.error.is_some() {
             return;
         }
-        let outcome = self.outcome(operator);
+        let outcome = match self.shared.options.operators {
+            true => self.outcome(operator),
+            false if self.is_expected(operator) => Ok(Outcome::Skipped(SkipReason::OperatorsOff)),
+            // Most recipes cast no operators. A guard whose recipe does warns.
+            false => return,
+        };
         let clear = || operator.set_fp8_state(None);
         let (path, kind) = (operator.path(), operator.kind());
         self.shared.record(path, kind, (0, 0), outcome, clear);

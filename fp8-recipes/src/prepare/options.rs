@@ -22,7 +22,8 @@ pub struct PrepareOptions {
     /// Length of fresh amax histories; a delayed recipe of another length adapts them, keeping the newest entries.
     pub amax_history_len: usize,
     /// Whether to prepare operators without a GEMM of their own as well: embeddings, norms, [`nn::Matmul`](crate::nn::Matmul), ..
-    /// Recipes that cast operators ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) need it. Off by default.
+    /// Recipes that cast operators ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) need it; without it a guard under such a recipe
+    /// warns once of the operators that stay in high precision. Off by default.
     pub operators: bool,
     /// Whether to convert convolutions, under any recipe. On by default. FP8 checkpoints have no form for them, so an exported model
     /// is served with its convolutions in high precision; turn this off for the same computation before the export.

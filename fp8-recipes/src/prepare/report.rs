@@ -110,7 +110,8 @@ impl fmt::Display for Unmatched {
     }
 }
 
-/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn in the model
+/// Every linear layer and convolution of a model, in the order of its fields, and then its operators if the options prepare them, or if they
+/// were prepared before or have a recipe that casts them. Prints as a table. Layers of candle_nn in the model
 /// are listed without a path, because they have none. Layers within closures and skipped fields cannot be listed.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]

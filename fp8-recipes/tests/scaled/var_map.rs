@@ -5,6 +5,7 @@ use candle_nn::Init;
 use fp8_recipes::nn;
 use fp8_recipes::scaled::ScaledVarMap;
 use fp8_scaled::ScaledVar;
+use fp8_test_support::assert_text;
 
 fn map() -> ScaledVarMap {
     ScaledVarMap::new(DType::F16, &Device::Cpu).unwrap()
@@ -32,14 +33,15 @@ fn layers_find_their_parameters() {
     assert_eq!(data.dtype(), DType::F16);
     let again = vb.pp("fc").get((64, 64), "weight").unwrap();
     assert_eq!(again.id(), data.id());
-    assert!(vb.pp("fc").get((64, 32), "weight").is_err());
-    assert!(
-        vb.pp("fc")
-            .to_dtype(DType::F32)
-            .get((64, 64), "weight")
-            .is_err()
-    );
-    assert!(vb.get_unchecked("nobody").is_err());
+    let shape = vb.pp("fc").get((64, 32), "weight").unwrap_err();
+    let parts = ["`fc.weight` has shape [64, 64]", "[64, 32]"];
+    assert_text("another shape", shape, &parts);
+    let wide = vb.pp("fc").to_dtype(DType::F32);
+    let dtype = wide.get((64, 64), "weight").unwrap_err();
+    let parts = ["`fc.weight` has dtype f16", "f32"];
+    assert_text("another dtype", dtype, &parts);
+    let missing = vb.get_unchecked("nobody").unwrap_err();
+    assert_text("no parameter", missing, &["no tensor `nobody`"]);
 }
 
 #[test]
@@ -64,14 +66,11 @@ fn values_are_set_with_a_scale_of_their_own() {
         }
     }
     assert_eq!(ScaledVar::of(&data).unwrap().version(), 3);
-    assert!(
-        map.set("w", &Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap())
-            .is_err()
-    );
-    assert!(
-        map.set("v", &Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap())
-            .is_err()
-    );
+    let zeros = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu).unwrap();
+    let shape = map.set("w", &zeros(4)).unwrap_err();
+    assert_text("another shape", shape, &["shape [4]", "[3], as `w` has"]);
+    let missing = map.set("v", &zeros(3)).unwrap_err();
+    assert_text("no parameter", missing, &["no tensor `v`"]);
 }
 
 #[test]

@@ -133,16 +133,15 @@ fn scales_follow_the_fan_in() -> Result<()> {
     }
     let y = ones(&[1, 4, 9])?.conv1d(&ones(&[2, 4, 4])?, 0, 1, 1, 1)?;
     assert_eq!(y.scale().to_f32(), 4.);
-    assert!(
-        ones(&[1, 4, 9, 1])?
-            .conv1d(&ones(&[2, 4, 4])?, 0, 1, 1, 1)
-            .is_err()
-    );
-    assert!(
-        ones(&[1, 3, 9])?
-            .conv_transpose1d(&ones(&[2, 4, 4])?, &shape)
-            .is_err()
-    );
+    let kernel = ones(&[2, 4, 4])?;
+    let error = ones(&[1, 4, 9, 1])?.conv1d(&kernel, 0, 1, 1, 1);
+    let error = error.unwrap_err().to_string();
+    let named = error.contains("conv1d") && error.contains("three dimensions");
+    assert!(named, "{error}");
+    let error = ones(&[1, 3, 9])?.conv_transpose1d(&kernel, &shape);
+    let error = error.unwrap_err().to_string();
+    let named = error.contains("conv_transpose1d") && error.contains("3 channels, expected 2");
+    assert!(named, "{error}");
     Ok(())
 }
 
@@ -200,6 +199,8 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     let error = x.group_norm(4, &gain, None, 0.).unwrap_err().to_string();
     assert!(error.contains("4 groups"), "{error}");
     let row = as_scaled(&Tensor::ones(6, DType::F32, &Device::Cpu)?, None)?;
-    assert!(row.batch_norm(true, None, None, 0.).is_err());
+    let error = row.batch_norm(true, None, None, 0.).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("[batch, channels, ..]"), "{error}");
     Ok(())
 }

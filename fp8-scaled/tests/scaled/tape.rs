@@ -180,7 +180,9 @@ fn scopes_nest() -> Result<()> {
             let _down = scaled_scope(ScaledOptions::default());
             panic!("to see that the scope is left");
         });
-        assert!(unwound.is_err());
+        let panic = unwound.unwrap_err();
+        let said = panic.downcast_ref::<&str>();
+        assert_eq!(said, Some(&"to see that the scope is left"));
         assert_eq!(scale()?, 16.0);
         // Scopes belong to one thread.
         let (a, b) = (a.clone(), b.clone());

@@ -99,6 +99,8 @@ fn add_to(
         let update = LoraUpdate::new(layer.features, lora_config(config, &own)?, vb.pp(&own))?;
         changes.update(path, update);
     }
+    let adapters = host.adapters();
+    adapters.check_unmerged(name, config, naming, &changes.updates)?;
     host.freeze();
     insert(host, name, config, naming, changes)
 }
@@ -117,6 +119,7 @@ fn insert(
         naming,
         updates: changes.updates,
         saved: changes.saved,
+        merged: false,
     });
     set(host, Some(name))?;
     Ok(changes.paths)
@@ -231,7 +234,10 @@ pub(crate) fn load(host: &mut dyn Host, name: &str, dir: &Path) -> Result<Vec<St
             }
         }
     }
-    insert(host, name, &read.config, read.naming, changes)
+    let (config, naming) = (&read.config, read.naming);
+    let adapters = host.adapters();
+    adapters.check_unmerged(name, config, naming, &changes.updates)?;
+    insert(host, name, config, naming, changes)
 }
 
 /// Adds the adapter in a directory, with its matrices as new variables of `vars`.
@@ -264,6 +270,7 @@ pub(crate) fn set(host: &mut dyn Host, name: Option<&str>) -> Result<()> {
         None => Default::default(),
         Some(name) => {
             let adapter = adapters.get(name)?;
+            adapter.check_unmerged()?;
             (adapter.updates.clone(), adapter.saved.clone())
         }
     };
@@ -312,16 +319,46 @@ pub(crate) fn save(host: &dyn Host, name: &str, dir: &Path) -> Result<()> {
 
 /// Adds an adapter to the weights of the base, and forgets it.
 pub(crate) fn merge(host: &mut dyn Host, name: &str) -> Result<()> {
-    let adapter = host.adapters().get(name)?;
-    let (updates, mut saved) = (adapter.updates.clone(), adapter.saved.clone());
-    let dtype = host.dtype();
-    for layer in host.projections() {
-        if let Some(update) = updates.get(layer.path()) {
-            layer.merge(update, dtype)?;
-        }
-        if let Some(saved) = saved.remove(layer.path()) {
-            layer.set_base(&saved, dtype)?;
+    let adapters = host.adapters();
+    let adapter = adapters.get(name)?;
+    adapter.check_unmerged()?;
+    let (updates, saved) = (adapter.updates.clone(), adapter.saved.clone());
+    let identity = adapter.identity()?;
+    let mut equal = vec![];
+    for other in adapters.list.iter().filter(|_| identity.is_some()) {
+        if other.identity()? == identity {
+            equal.push(other.name.clone());
         }
     }
+    let dtype = host.dtype();
+    let (mut done, mut outcome) = (vec![], Ok(()));
+    for layer in host.projections() {
+        let path = layer.path().to_string();
+        outcome = match (updates.get(&path), saved.get(&path)) {
+            (Some(update), _) => layer.merge(update, dtype),
+            (None, Some(saved)) => layer.set_base(saved, dtype),
+            (None, None) => continue,
+        };
+        if outcome.is_err() {
+            break;
+        }
+        done.push(path);
+    }
+    let active = host.adapters().active().map(String::from);
+    if let Err(error) = outcome {
+        // What is in the weights must not count a second time, in results or in another merge.
+        let list = &mut host.adapters_mut().list;
+        let whole = list.iter_mut().filter(|adapter| adapter.name == name);
+        for adapter in whole {
+            adapter.updates.retain(|path, _| !done.contains(path));
+            adapter.saved.retain(|path, _| !done.contains(path));
+        }
+        set(host, active.as_deref())?;
+        return Err(error.into());
+    }
+    if active.is_some_and(|active| equal.contains(&active)) {
+        set(host, None)?;
+    }
+    host.adapters_mut().note_merged(identity, &equal);
     remove(host, name)
 }

@@ -3,7 +3,7 @@
 use crate::models::error::{Error, Result};
 use crate::models::layers::DropoutSeed;
 use crate::nn::{Linear, LoraUpdate};
-use fp8_files::adapter::{AdapterConfig, Naming};
+use fp8_files::adapter::{AdapterConfig, Naming, identity};
 use std::collections::BTreeMap;
 
 /// One adapter.
@@ -16,6 +16,38 @@ pub(super) struct Adapter {
     pub(super) updates: BTreeMap<String, LoraUpdate>,
     /// The layers that it replaces, by path.
     pub(super) saved: BTreeMap<String, Linear>,
+    /// Whether the weights have its updates already, those of an equal adapter.
+    pub(super) merged: bool,
+}
+
+impl Adapter {
+    /// What tells its updates from those of others.
+    pub(super) fn identity(&self) -> Result<Option<String>> {
+        identity_of(&self.config, self.naming, &self.updates)
+    }
+
+    /// Fails if its updates would count twice.
+    pub(super) fn check_unmerged(&self) -> Result<()> {
+        match self.merged {
+            true => Err(Error::AdapterMerged {
+                name: self.name.clone(),
+            }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What tells these updates, by the path of the layer, from others.
+fn identity_of(
+    config: &AdapterConfig,
+    naming: Naming,
+    updates: &BTreeMap<String, LoraUpdate>,
+) -> Result<Option<String>> {
+    let updates = updates.iter().map(|(path, update)| {
+        let matrices = update.matrices().map(Clone::clone);
+        Ok((naming.of(path), matrices))
+    });
+    Ok(identity(config, updates)?)
 }
 
 /// All adapters of a model, in the order in which they came.
@@ -25,6 +57,8 @@ pub(crate) struct Adapters {
     /// The name of the active one.
     pub(super) active: Option<String>,
     pub(super) seed: DropoutSeed,
+    /// The identities of those whose updates the weights have.
+    merged: Vec<String>,
 }
 
 impl Adapters {
@@ -56,6 +90,39 @@ impl Adapters {
                 name: name.to_string(),
                 adapters: self.names().join(", "),
             })
+    }
+
+    /// Sets the identities of the adapters whose updates the weights have from the file.
+    pub(crate) fn set_merged(&mut self, identities: Vec<String>) {
+        self.merged = identities;
+    }
+
+    /// Notes that the weights have the updates of this identity, and with them those of the adapters `equal`.
+    pub(super) fn note_merged(&mut self, identity: Option<String>, equal: &[String]) {
+        self.merged.extend(identity);
+        for adapter in &mut self.list {
+            adapter.merged |= equal.contains(&adapter.name);
+        }
+    }
+
+    /// Fails if these updates of a new adapter are in the weights.
+    pub(super) fn check_unmerged(
+        &self,
+        name: &str,
+        config: &AdapterConfig,
+        naming: Naming,
+        updates: &BTreeMap<String, LoraUpdate>,
+    ) -> Result<()> {
+        if self.merged.is_empty() {
+            return Ok(());
+        }
+        let identity = identity_of(config, naming, updates)?;
+        match identity.is_some_and(|identity| self.merged.contains(&identity)) {
+            true => Err(Error::AdapterMerged {
+                name: name.to_string(),
+            }),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn check_new(&self, name: &str) -> Result<()> {

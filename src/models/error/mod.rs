@@ -79,6 +79,12 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// The weights have the updates of an adapter already: it was merged, under this name or another one.
+    #[error("the weights have the updates of the adapter `{name}` already: they would count twice")]
+    AdapterMerged {
+        /// The name.
+        name: String,
+    },
     /// More tokens than a cache has room for.
     #[error(
         "the cache holds {len} tokens of at most {capacity}: there is no room for {tokens} more"

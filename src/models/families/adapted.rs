@@ -76,8 +76,9 @@ impl Model {
     ///
     /// # Errors
     /// As [`AdapterFile::open`](fp8_files::adapter::AdapterFile::open); [`AdapterError`](fp8_files::adapter::AdapterError) if the file
-    /// lacks a matrix of a targeted layer or holds other tensors; if a matrix has another shape, or the name is taken. The model is then
-    /// unchanged.
+    /// lacks a matrix of a targeted layer or holds other tensors; if a matrix has another shape, or the name is taken;
+    /// [`Error::AdapterMerged`](crate::models::Error::AdapterMerged) if the adapter was merged into the weights before, in memory or when
+    /// they were written. The model is then unchanged.
     pub fn load_adapter(&mut self, name: &str, dir: impl AsRef<Path>) -> Result<Vec<String>> {
         adapters::load(self.host_mut(), name, dir.as_ref())
     }
@@ -98,7 +99,8 @@ impl Model {
     /// Makes an adapter the active one. With None the model computes without adapters, to the bit as if it had none.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`](crate::models::Error::NoAdapter).
+    /// [`Error::NoAdapter`](crate::models::Error::NoAdapter); [`Error::AdapterMerged`](crate::models::Error::AdapterMerged) if an equal adapter
+    /// was merged since this one came.
     pub fn set_adapter(&mut self, name: Option<&str>) -> Result<()> {
         adapters::set(self.host_mut(), name)
     }
@@ -139,10 +141,19 @@ impl Model {
     /// precision, in the dtype of the model; other adapters stay, and are added to the new weights. `fp8 merge` and
     /// [`rewrite::merge`](crate::rewrite) do the same with files, one layer at a time.
     ///
+    /// No adapter is added twice: from then on the model refuses an adapter with the same updates, under any name. PEFT skips it with a
+    /// warning, as long as the model is in memory.
+    ///
     /// # Errors
-    /// [`Error::NoAdapter`](crate::models::Error::NoAdapter).
+    /// [`Error::NoAdapter`](crate::models::Error::NoAdapter); [`Error::AdapterMerged`](crate::models::Error::AdapterMerged); and if a layer
+    /// cannot be computed: the layers before it are then merged, and the adapter changes only the others.
     pub fn merge_adapter(&mut self, name: &str) -> Result<()> {
         adapters::merge(self.host_mut(), name)
+    }
+
+    /// Notes the adapters whose updates the weights have from the file.
+    pub(crate) fn set_merged_adapters(&mut self, identities: Vec<String>) {
+        self.host_mut().adapters_mut().set_merged(identities);
     }
 
     /// Removes an adapter. If it was the active one, no adapter is active.

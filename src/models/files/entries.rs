@@ -56,11 +56,16 @@ impl<'a> Entries<'a> {
         })
     }
 
+    /// The name of an entry in the file.
+    pub(crate) fn name(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
     pub(crate) fn error(&self, key: &str, expected: impl Into<String>) -> Error {
         let value = self.get(key).map(python_json::to_text);
         Error::Config {
             path: self.path.clone(),
-            key: format!("{}{key}", self.prefix),
+            key: self.name(key),
             value: value.unwrap_or("missing".to_string()),
             expected: expected.into(),
         }

@@ -12,7 +12,7 @@ pub(crate) struct RopeDefaults {
     pub(crate) theta: f64,
     /// `max_position_embeddings`.
     pub(crate) positions: usize,
-    /// `original_max_position_embeddings`; None for as many as `max_position_embeddings`.
+    /// `original_max_position_embeddings` beside the object of rotary positions; None for no entry.
     pub(crate) original: Option<usize>,
     /// Whether the family can rotate a part of a head's features only.
     pub(crate) partial: bool,
@@ -104,11 +104,7 @@ fn scaling(
         None => "type",
     };
     let context = config.size("max_position_embeddings", defaults.positions)?;
-    let original = || -> Result<usize> {
-        const KEY: &str = "original_max_position_embeddings";
-        let outside = config.size(KEY, defaults.original.unwrap_or(context))?;
-        rope.size(KEY, outside)
-    };
+    let original = || original(config, rope, defaults.original, context);
     let kind = match rope.text(key, "default")? {
         // The name in early files of Phi-3, as `su` is.
         "yarn" if rope.get("short_factor").is_some() => "longrope",
@@ -182,4 +178,35 @@ fn scaling(
         }
         _ => return Err(rope.error(key, KINDS)),
     })
+}
+
+/// Tokens that the model was trained for before its context grew; `usual` where the family has an entry of its own for them, and `context` where
+/// nothing says.
+///
+/// transformers 5 takes the entry beside the object, in a family that has one also the usual value of an entry that is left out. Earlier versions
+/// took the one inside of the object for some scalings, so a file has to say the same in both places.
+fn original(
+    config: &Entries<'_>,
+    rope: &Entries<'_>,
+    usual: Option<usize>,
+    context: usize,
+) -> Result<usize> {
+    const KEY: &str = "original_max_position_embeddings";
+    let of = |entries: &Entries<'_>| -> Result<Option<usize>> {
+        let entry = entries.get(KEY).map(|_| entries.size(KEY, None));
+        entry.transpose()
+    };
+    let (said, inside) = (of(config)?, of(rope)?);
+    let beside = said.or(usual);
+    if let (Some(beside), Some(inside)) = (beside, inside)
+        && beside != inside
+    {
+        let name = config.name(KEY);
+        let expected = match said {
+            Some(_) => format!("{beside}, as {name} says"),
+            None => format!("{beside}, which {name} is in this family where a file leaves it out"),
+        };
+        return Err(rope.error(KEY, expected));
+    }
+    Ok(beside.or(inside).unwrap_or(context))
 }

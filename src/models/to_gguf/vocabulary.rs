@@ -305,7 +305,8 @@ mod tests {
         assert!(error.contains("the id 2 is not below 2"), "{error}");
         let mut cased = json.clone();
         cased["normalizer"]["lowercase"] = json!(false);
-        assert!(of(&cased, 4).is_err());
+        let error = of(&cased, 4).expect_err("cased").to_string();
+        assert!(error.contains("BERT's in lower case"), "{error}");
     }
 
     /// Merging by scores, as SentencePiece and llama.cpp do: the pair with the highest score first, the leftmost of equals.

@@ -76,12 +76,9 @@ fn norms_and_embedding_equal_candle_nns() {
         (ours_embed.hidden_size(), ours_embed.path()),
         (size, Some("embed"))
     );
-    assert!(
-        ours_embed
-            .forward(&Tensor::new(&[11u32], &device()).unwrap())
-            .is_err(),
-        "out of range"
-    );
+    let beyond = Tensor::new(&[11u32], &device()).unwrap();
+    let error = ours_embed.forward(&beyond).unwrap_err();
+    assert_text("out of range", error, &["index 11"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the tests of the workspace share: the device, data, comparisons, small models and hand-made files.
+//! What the tests of the workspace share: the device, data, comparisons, small models, hand-made files and the texts of warnings.
 //!
 //! Helpers panic where a test should fail.
 
@@ -12,6 +12,7 @@ pub mod models;
 pub mod mpirun;
 pub mod rounding;
 mod tensors;
+mod warnings;
 
 #[cfg(feature = "recipes")]
 pub mod calibrated;
@@ -44,3 +45,4 @@ pub use mlp::*;
 #[cfg(feature = "recipes")]
 pub use step::*;
 pub use tensors::*;
+pub use warnings::*;

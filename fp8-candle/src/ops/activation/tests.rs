@@ -49,9 +49,11 @@ fn names_and_odd_features() -> Result<()> {
     for activation in Activation::all() {
         assert_eq!(activation.to_string().parse(), Ok(activation));
     }
-    assert!("tanh".parse::<Activation>().is_err());
+    let unknown = "tanh".parse::<Activation>().unwrap_err();
+    assert_eq!(unknown.0, "tanh");
     let x = wave(&[2, 3], 1);
-    assert!(Activation::SwiGlu.apply(&x).is_err());
+    let odd = Activation::SwiGlu.apply(&x).unwrap_err().to_string();
+    assert!(odd.contains("an even number of features"), "{odd}");
     assert_eq!(Activation::Relu.apply(&x)?.dims(), [2, 3]);
     Ok(())
 }

@@ -51,6 +51,17 @@ fn defaults_are_those_of_the_guide() -> Result<()> {
     Ok(())
 }
 
+/// A recipe that casts operators casts those of the model.
+#[test]
+fn operators_are_prepared_for_recipes_that_cast_them() -> Result<()> {
+    for (name, operators) in [("direct", true), ("hybrid", true), ("delayed", false)] {
+        let prepare = settings(&format!("--recipe {name}"))?.trainer()?.prepare;
+        let expected = PrepareOptions::default().with_operators(operators);
+        assert_eq!(format!("{prepare:?}"), format!("{:?}", Some(expected)));
+    }
+    Ok(())
+}
+
 /// Weights rounded at random belong to what a resumed run must agree with; those of earlier versions were rounded to nearest.
 #[test]
 fn weight_rounding_is_that_of_all_recipes() -> Result<()> {

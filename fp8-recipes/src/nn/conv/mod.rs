@@ -71,7 +71,7 @@ impl<C: Kernel> Convolution<C> {
     pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
         let _span = self.entered();
         let context = current();
-        let y = Call::decide(self, context.as_ref()).and_then(|call| {
+        let y = Call::decide(self, &self.state, context.as_ref()).and_then(|call| {
             let inner = self.with_values(x.dtype())?;
             let (weight, _) = inner.parameters();
             match call {

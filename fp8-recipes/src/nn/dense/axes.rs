@@ -109,9 +109,13 @@ mod tests {
                 "{text}"
             );
         }
-        for (axis, batch_axis) in [(vec![2, -1], vec![]), (vec![1], vec![1])] {
-            let error = Axes::of("fc", &[2, 3, 4], &axis, &batch_axis);
-            assert!(error.is_err(), "{axis:?} {batch_axis:?}");
+        for (axis, batch_axis, reason) in [
+            (vec![2, -1], vec![], "one of its axes twice"),
+            (vec![1], vec![1], "which `axis` [1] names too"),
+        ] {
+            let text = Axes::of("fc", &[2, 3, 4], &axis, &batch_axis);
+            let text = text.expect_err("one axis for two uses").to_string();
+            assert!(text.contains(reason), "{text}");
         }
     }
 }

@@ -22,7 +22,7 @@ impl DenseGeneral {
         let _span = tracing::trace_span!("dense_general", path = self.path()).entered();
         let context = current();
         let y = self.axes(x).and_then(|axes| {
-            let call = Call::decide(self, context.as_ref())?;
+            let call = Call::decide(self, &self.state, context.as_ref())?;
             self.compute(call, x, &axes)
         });
         noting_failure(context.as_ref(), y)

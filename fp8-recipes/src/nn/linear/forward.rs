@@ -25,7 +25,7 @@ impl Linear {
         let context = current();
         let y = self
             .check_input(x.dims(), x.dtype())
-            .and_then(|()| Call::decide(self, context.as_ref()))
+            .and_then(|()| Call::decide(self, &self.state, context.as_ref()))
             .and_then(|call| self.compute(call, x));
         noting_failure(context.as_ref(), y)
     }
@@ -193,7 +193,7 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
     let mut calls = vec![];
     for layer in layers {
         layer.check_input(x.dims(), x.dtype())?;
-        let call = Call::decide(*layer, context.as_ref())?;
+        let call = Call::decide(*layer, &layer.state, context.as_ref())?;
         if let Call::Calibrate(state, step) = &call {
             calibrate(state, step, x.tensor()?, || layer.weight())?;
         }

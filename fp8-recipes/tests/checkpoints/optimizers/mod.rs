@@ -12,12 +12,9 @@ use fp8_recipes::optim::{
     AdamW, AdamWConfig, NoOptimizer, OptimError, OptimizerState, ResumableOptimizer,
 };
 use fp8_recipes::{Error, Recipe, prepare_fp8, with_fp8};
-use fp8_test_support::{bits, named, steps};
+use fp8_test_support::{Warnings, bits, named, steps};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber, field::Visit};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -294,33 +291,7 @@ fn an_optimizer_of_ones_own_resumes_bit_for_bit() -> Outcome {
 
 /// The texts of the warnings of `f`, on this thread.
 fn warnings(f: impl FnOnce()) -> Vec<String> {
-    struct Keep(std::sync::Arc<Mutex<Vec<String>>>);
-    struct Text(String);
-    impl Visit for Text {
-        fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-            if field.name() == "message" {
-                self.0 = format!("{value:?}");
-            }
-        }
-    }
-    impl Subscriber for Keep {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            *metadata.level() <= tracing::Level::WARN
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
-        fn event(&self, event: &Event<'_>) {
-            let mut text = Text(String::new());
-            event.record(&mut text);
-            self.0.lock().unwrap().push(text.0);
-        }
-    }
-    let texts = std::sync::Arc::default();
-    tracing::subscriber::with_default(Keep(std::sync::Arc::clone(&texts)), f);
-    std::mem::take(&mut *texts.lock().unwrap())
+    let kept = Warnings::default();
+    tracing::subscriber::with_default(kept.clone(), f);
+    kept.texts()
 }

@@ -76,7 +76,9 @@ impl LlamaConfig {
     pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {
         let whole = Entries::new(path.as_ref(), config);
         // The language part of a multimodal model.
-        let config = whole.object("text_config").unwrap_or(whole);
+        let part = whole.object("text_config");
+        let is_part = part.is_some();
+        let config = part.unwrap_or(whole);
         let kind = config.text("model_type", None)?;
         let is_qwen = match kind {
             "qwen2" | "qwen3" | "qwen3_moe" => true,
@@ -119,7 +121,10 @@ impl LlamaConfig {
             _ => false,
         };
         let sliding_windows = match has_windows {
-            true => sliding_windows(&config, kind, num_layers)?,
+            true => {
+                let types = layer_types(&config, kind, is_part);
+                sliding_windows(&config, kind, types, num_layers)?
+            }
             false => vec![None; num_layers],
         };
         Ok(Self {
@@ -199,10 +204,24 @@ pub(super) fn heads(config: &Entries<'_>, queries: &str, keys: &str) -> Result<(
     }
 }
 
-/// The window of each layer: from `layer_types`, or in older files from Qwen's `max_window_layers`.
+/// The entry `layer_types` in families in which it has an effect in transformers 5, which leaves it aside in the others.
+fn layer_types<'a>(config: &Entries<'a>, kind: &str, is_part: bool) -> Option<&'a Value> {
+    let has_effect = match kind {
+        "qwen2" | "qwen3" => true,
+        // A model by itself with this entry is opened as a Ministral, the language part of a larger one is not.
+        "mistral" => !is_part,
+        _ => false,
+    };
+    config.get(LAYER_TYPES).filter(|_| has_effect)
+}
+
+const LAYER_TYPES: &str = "layer_types";
+
+/// The window of each layer: as `types` says, or in files without it from Qwen's `max_window_layers`.
 fn sliding_windows(
     config: &Entries<'_>,
     kind: &str,
+    types: Option<&Value>,
     num_layers: usize,
 ) -> Result<Vec<Option<usize>>> {
     const KEY: &str = "sliding_window";
@@ -214,7 +233,7 @@ fn sliding_windows(
     let Some(window) = window else {
         return Ok(vec![None; num_layers]);
     };
-    if let Some(types) = config.get("layer_types") {
+    if let Some(types) = types {
         let of = |value: &Value| match value.as_str() {
             Some("sliding_attention") => Some(Some(window)),
             Some("full_attention") => Some(None),
@@ -224,7 +243,7 @@ fn sliding_windows(
         let windows = types.and_then(|types| types.iter().map(of).collect());
         let expected =
             format!("sliding_attention or full_attention for each of {num_layers} layers");
-        return windows.ok_or_else(|| config.error("layer_types", expected));
+        return windows.ok_or_else(|| config.error(LAYER_TYPES, expected));
     }
     // As in transformers: the first layers of Qwen2 and Qwen3 see all tokens, those of Qwen3-MoE do not.
     let first = match kind {
