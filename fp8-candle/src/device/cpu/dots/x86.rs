@@ -197,8 +197,9 @@ macro_rules! tile {
                             for col in 0..$cols {
                                 prefetch(col * w_stride + from);
                                 let w = W::$load(w.add(col * w_stride + from));
-                                for (sums, &x) in sums.iter_mut().zip(&values) {
-                                    sums[col][part] = $multiply_add(x, w, sums[col][part]);
+                                for (row, sums) in sums.iter_mut().enumerate() {
+                                    sums[col][part] =
+                                        $multiply_add(values[row], w, sums[col][part]);
                                 }
                             }
                         }

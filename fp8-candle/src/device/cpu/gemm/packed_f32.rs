@@ -140,9 +140,11 @@ macro_rules! packed_tile {
                         prefetch(codes, ahead);
                         // SAFETY: a pair of sum indices of a panel is one vector of codes.
                         let codes: $codes = unsafe { $load_codes(codes.as_ptr().cast()) };
-                        for (a, values) in a.iter().zip(values::<E5M2, SHIFT>(codes)) {
-                            for (a, tile) in a.iter().zip(&mut tile) {
-                                let a = $splat(a);
+                        let values = values::<E5M2, SHIFT>(codes);
+                        // By index, as in `tile_f32.rs`.
+                        for (index, values) in values.iter().enumerate() {
+                            for (row, tile) in tile.iter_mut().enumerate() {
+                                let a = $splat(&a[index][row]);
                                 let [left, right] = &mut tile[panel];
                                 *left = $multiply_add(a, values[0], *left);
                                 *right = $multiply_add(a, values[1], *right);

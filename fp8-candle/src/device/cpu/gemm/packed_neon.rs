@@ -83,12 +83,12 @@ fn tile<const R: usize, const P: usize, const E5M2: bool>(
                 // SAFETY: this function has NEON.
                 unsafe {
                     let values = even_values::<E5M2>(codes);
-                    for (&a, tile) in even.iter().zip(&mut tile) {
-                        tile[panel] = row_neon::multiply_add(tile[panel], values, a);
+                    for (row, tile) in tile.iter_mut().enumerate() {
+                        tile[panel] = row_neon::multiply_add(tile[panel], values, even[row]);
                     }
                     let values = odd_values::<E5M2>(codes);
-                    for (&a, tile) in odd.iter().zip(&mut tile) {
-                        tile[panel] = row_neon::multiply_add(tile[panel], values, a);
+                    for (row, tile) in tile.iter_mut().enumerate() {
+                        tile[panel] = row_neon::multiply_add(tile[panel], values, odd[row]);
                     }
                 }
             }

@@ -108,11 +108,14 @@ macro_rules! tile {
                         tile[1] = $load(sums.add(row * stride + LANES));
                     }
                 }
-                for (part, (a, b)) in a.iter().zip(b).enumerate() {
+                // By index: `zip` is a call unless the compiler sees the whole crate at once, and the tile would not stay in registers.
+                for (part, b) in b.iter().enumerate() {
                     ahead.fetch(part);
-                    for (a, b) in a.iter().zip(b) {
+                    let a = &a[part];
+                    for (step, b) in b.iter().enumerate() {
                         let b = [$load(b.as_ptr()), $load(b.as_ptr().add(LANES))];
-                        for ($a, tile) in a.iter().zip(&mut tile) {
+                        for (row, tile) in tile.iter_mut().enumerate() {
+                            let $a = &a[step][row];
                             let a = $splat;
                             tile[0] = $multiply_add(a, b[0], tile[0]);
                             tile[1] = $multiply_add(a, b[1], tile[1]);

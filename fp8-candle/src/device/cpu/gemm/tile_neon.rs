@@ -68,12 +68,14 @@ fn tile<const R: usize>(a: &[f32], b: &[f32], to: To<'_>) {
                 *tile = row_neon::load(sums.add(row * stride));
             }
         }
-        for (part, (a, b)) in a.iter().zip(b).enumerate() {
+        // By index, as in `tile_f32.rs`.
+        for (part, b) in b.iter().enumerate() {
             ahead.fetch(part);
-            for (a, b) in a.iter().zip(b) {
+            let a = &a[part];
+            for (step, b) in b.iter().enumerate() {
                 let values = row_neon::load(b.as_ptr());
-                for (&a, tile) in a.iter().zip(&mut tile) {
-                    *tile = row_neon::multiply_add(*tile, values, a);
+                for (row, tile) in tile.iter_mut().enumerate() {
+                    *tile = row_neon::multiply_add(*tile, values, a[step][row]);
                 }
             }
         }
