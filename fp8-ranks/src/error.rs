@@ -28,7 +28,7 @@ pub enum Operation {
     Barrier,
     /// Groups within a group.
     Split,
-    /// The end of a [`crate::World`].
+    /// The end of a rank: [`crate::World::finish`] or [`crate::threads::finish()`].
     Finish,
 }
 
@@ -248,8 +248,8 @@ pub enum Failure {
     /// The ranks called different operations, or the same one with sizes that do not fit.
     #[error("the ranks disagree: {}", calls.join("; "))]
     Mismatch {
-        /// What each rank called, in the order of ranks. If one of them called `finish`, only ranks that are known to contradict each
-        /// other, counted in the whole job.
+        /// What each rank called, in the order of ranks. If one of them called `finish`, only the ranks known to disagree, by
+        /// their numbers in the whole job.
         calls: Arc<[String]>,
     },
     /// Another rank failed.
@@ -318,8 +318,10 @@ pub enum Failure {
         /// What it cannot do.
         problem: String,
     },
-    /// The engine has ended: [`crate::World::finish`] was called, or an earlier call failed.
-    #[error("the engine has ended; nothing can be called after `finish` or after an error")]
+    /// The engine has ended: [`crate::World::finish`] or [`crate::threads::finish()`] was called, or an earlier call failed.
+    #[error(
+        "the engine has ended; nothing can be called after `World::finish` or `threads::finish`, or after an error"
+    )]
     Ended,
     /// A fault that a test has asked for.
     #[error("the fault that the test asked for")]

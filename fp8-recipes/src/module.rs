@@ -10,10 +10,12 @@ use std::sync::Arc;
 mod containers;
 mod leaves;
 mod operator;
+mod same_values;
 
 pub(crate) use leaves::nothing;
 
 pub use operator::{Fp8Operator, LayerKind};
+pub(crate) use same_values::{has_same_bits, has_same_values};
 
 /// A layer whose computation can run in FP8. A new kind of layer is a file in `nn/` that implements this.
 pub trait Fp8Layer {
@@ -31,8 +33,8 @@ pub trait Fp8Layer {
     /// FP8 state, if the layer is prepared.
     fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
-    /// Sets or removes the FP8 state of this layer and all its clones. [`crate::prepare_fp8`] does this for a whole model. Where it was
-    /// removed, guards take it that the layer is left out on purpose.
+    /// Sets or removes the FP8 state of this layer and all its clones. [`crate::prepare_fp8`] does this for a whole model. Once
+    /// removed, guards treat the layer as left out on purpose.
     fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 
     /// The weight as it is held: values in high precision, or the codes of [`Fp8Layer::static_weight`] in the form that the

@@ -7,8 +7,12 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use fp8::fp8_files::adapter::AdapterFile;
 use fp8::load::Checkpoint;
 use fp8::models::{AdapterConfig, AdapterError, Error, Model, ModelOptions, Targets, open};
-use fp8::rewrite::{self, Merged, QuantizeOptions, Scheme, Source, WriteOptions, quiet};
+use fp8::rewrite::{
+    self, Classifier, Merged, QuantizeOptions, Scheme, Shifted, Source, WriteOptions, quiet,
+};
+use fp8::training::Trained;
 use fp8::{Error as AnyError, FilesError};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Asserts that this was refused because the updates of the adapter are in the weights.
@@ -39,11 +43,9 @@ fn a_model_refuses_an_adapter_that_it_was_merged_with() -> Outcome {
     assert_merged("two", model.merge_adapter("two"));
     for name in ["one", "three"] {
         assert_merged(name, model.load_adapter(name, adapter_dir("llama.names")));
-        let dir = adapter_dir("llama.names");
-        assert_merged(
-            name,
-            model.load_trainable_adapter(name, dir, &VarMap::new()),
-        );
+        let (dir, vars) = (adapter_dir("llama.names"), VarMap::new());
+        assert_merged(name, model.load_trainable_adapter(name, dir, &vars));
+        assert_eq!(vars.all_vars().len(), 0, "left as it was");
     }
     assert_eq!(model.adapters(), ["other", "two"]);
     assert_eq!(values(&model.forward(base.ids())?), expected);
@@ -81,8 +83,20 @@ fn files_remember_what_was_merged_into_them() -> Outcome {
     let source = checkpoint(&merged);
     let twice = Merged::new(&source, &other)?;
     rewrite::dequantize(&twice, &both, None, &options, &mut quiet)?;
-    refused(&checkpoint(&both));
-    assert_eq!(checkpoint(&both).merged_adapters()?.len(), 2);
+    let source = checkpoint(&both);
+    refused(&source);
+    let known = source.merged_adapters()?;
+    assert_eq!(known.len(), 2);
+    // Whatever stands between a file and its rewriting keeps them.
+    let shifts = BTreeMap::new();
+    let between: [&dyn Source; 3] = [
+        &Classifier::new(&source, &[]),
+        &Shifted::new(&source, &shifts)?,
+        &Trained::new(&source, &VarMap::new())?,
+    ];
+    for between in between {
+        assert_eq!(between.merged_adapters()?, known);
+    }
 
     let mut model = open(&merged, &ModelOptions::new())?;
     assert_merged(
@@ -90,6 +104,30 @@ fn files_remember_what_was_merged_into_them() -> Outcome {
         model.load_adapter("again", adapter_dir("llama.names")),
     );
     model.load_adapter("other", adapter_dir("llama.all"))?;
+    Ok(())
+}
+
+/// The file has a pooler and the adapter an update of it; a model of features leaves both out.
+#[test]
+fn an_encoder_refuses_an_adapter_that_is_in_its_file() -> Outcome {
+    let base = Base::new("bert");
+    let out = tempfile::tempdir()?;
+    let adapter = AdapterFile::open(adapter_dir("bert.all"))?;
+    let source = Checkpoint::open_dir(base.dir.path())?;
+    let merged = Merged::new(&source, &adapter)?;
+    assert!(merged.layers().iter().any(|path| path == "pooler.dense"));
+    rewrite::dequantize(&merged, out.path(), None, &WriteOptions::new(), &mut quiet)?;
+    let mut model = open(out.path(), &ModelOptions::new())?;
+    assert_merged(
+        "again",
+        model.load_adapter("again", adapter_dir("bert.all")),
+    );
+
+    // A merge in memory has the same identity as one into a file.
+    let mut model = base.open();
+    model.load_adapter("one", adapter_dir("bert.all"))?;
+    model.merge_adapter("one")?;
+    assert_merged("two", model.load_adapter("two", adapter_dir("bert.all")));
     Ok(())
 }
 
@@ -126,15 +164,17 @@ fn a_merge_that_fails_can_be_repeated() -> Outcome {
     let base = Base::new("llama");
     let mut model = base.open();
     let config = AdapterConfig::new(2).with_targets(Targets::names(["q_proj"]));
-    let vb = VarBuilder::from_backend(Box::new(Unfit), DType::F32, Device::Cpu);
-    let layers = model.add_adapter("unfit", &config, vb)?;
+    let vb = || VarBuilder::from_backend(Box::new(Unfit), DType::F32, Device::Cpu);
+    let layers = model.add_adapter("unfit", &config, vb())?;
     assert_eq!(layers.len(), 2);
+    model.add_adapter("equal", &config, vb())?;
     let alone = |model: &mut Model| -> Result<Vec<f32>, Error> {
         model.set_adapter(None)?;
         Ok(values(&model.forward(base.ids())?))
     };
     let before = alone(&mut model)?;
-    let mut merge = || {
+    model.set_adapter(Some("equal"))?;
+    let merge = |model: &mut Model| {
         let error = model
             .merge_adapter("unfit")
             .expect_err("matrices that do not fit");
@@ -142,11 +182,17 @@ fn a_merge_that_fails_can_be_repeated() -> Outcome {
             matches!(error, Error::Fp8(AnyError::Candle(_))),
             "{error:?}"
         );
-        alone(&mut model)
+        assert_eq!(model.active_adapter(), None);
+        alone(model)
     };
     // The first layer has its update, once.
-    let first = merge()?;
+    let first = merge(&mut model)?;
     assert_ne!(first, before);
-    assert_eq!(merge()?, first);
+    assert_eq!(merge(&mut model)?, first);
+    // With an equal adapter it would have the update twice.
+    assert_merged("equal", model.set_adapter(Some("equal")));
+    assert_merged("new", model.add_adapter("new", &config, vb()));
+    // What is left of this one counts as before.
+    model.set_adapter(Some("unfit"))?;
     Ok(())
 }

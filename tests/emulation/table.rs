@@ -236,7 +236,8 @@ fn without_operators_only_layers_are_cast() {
     assert_eq!(casts, expected);
 }
 
-/// Without operators a report names those that something else says are cast: a recipe for their path, or an earlier preparation.
+/// Without operators a report names those that would be cast if operators were on: they have state of an earlier preparation, or a recipe of
+/// their own that casts operators.
 #[test]
 fn a_report_names_operators_that_are_off_and_expected() {
     let net = Net::new(&VarMap::new()).unwrap();

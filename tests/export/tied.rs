@@ -298,8 +298,12 @@ fn a_head_with_the_name_of_the_embedding_stays_in_high_precision() {
             head,
             ..Tied::new(vb, false)
         };
-        prepare(&mut model);
+        let report = prepare(&mut model);
+        assert_eq!((report.converted(), report.skipped()), (1, 1), "{report}");
+        let reason = "its weight is shared with `embed.weight`, which stays in high precision";
+        assert!(report.to_string().contains(reason), "{report}");
         calibrate(&model, delayed(4), &ids);
+        let expected = eval(&model, delayed(4), &ids);
         let target = dir.path().join(format!("{head_first}"));
         let Tied { embed, fc, head } = model;
         let report = match head_first {
@@ -312,5 +316,10 @@ fn a_head_with_the_name_of_the_embedding_stays_in_high_precision() {
         let tensors = contents(&report.model);
         let high_precision = (Dtype::F32, vec![VOCAB, IN]);
         assert_eq!(tensors["embed.weight"], high_precision, "{head_first}");
+        let file = Checkpoint::open(&[&report.model]).unwrap();
+        let vb = file.var_builder(DType::F32, &device()).unwrap();
+        let served = Tied::new(vb, true).forward(&ids).unwrap();
+        let case = format!("served, head first: {head_first}");
+        assert_same(&case, &served, &expected);
     }
 }

@@ -79,7 +79,7 @@ fn operators_that_are_not_prepared_warn_once_under_recipes_that_cast_them() {
         with_fp8(autocast, || net.forward(&x)).unwrap();
     };
 
-    // No warning: operators are prepared or named by the report, or the recipe does not cast them.
+    // No warning: operators are prepared or named by the report or the options, or the recipe does not cast them.
     let default = PrepareOptions::default;
     let all = || default().with_operators(true);
     let direct = || Autocast::new(RecipeName::Direct);
@@ -88,6 +88,10 @@ fn operators_that_are_not_prepared_warn_once_under_recipes_that_cast_them() {
     step(some, direct());
     let own = default().with_recipe("*", RecipeName::Hybrid).unwrap();
     step(own, direct());
+    let off = default().with_off("*norm*").unwrap();
+    step(off.with_off("sum").unwrap(), direct());
+    let uncast = default().with_recipe("*", RecipeName::Rowwise).unwrap();
+    step(uncast, direct());
     step(default(), RecipeName::Delayed.into());
     step(default(), direct().enabled(false));
     assert_eq!(said(), 0);
@@ -118,12 +122,14 @@ fn a_single_node_under_direct() {
     with_fp8(RecipeName::Direct, || block.forward(&x)).unwrap();
 }
 
-/// A guard that casts nothing gives the reason once, not two warnings.
+/// Operators that are not prepared are a cause of their own: their warning does not replace that of the layers.
 #[test]
 fn a_guard_without_any_fp8_says_why() {
     let said = warnings_of("unprepared::only_operators_run");
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].contains("casts operators too"), "{said:?}");
+    assert_eq!(said.len(), 2, "{said:?}");
+    let why = "without any FP8; no layer of this library ran in it";
+    assert!(said[0].contains(why), "{said:?}");
+    assert!(said[1].contains("casts operators too"), "{said:?}");
     let said = warnings_of("unprepared::only_a_layer_that_is_left_out_runs");
     assert_eq!(said.len(), 1, "{said:?}");
     let why = "without any FP8; prepare_fp8 has left out the layers that ran in it (`fc`)";

@@ -18,8 +18,8 @@ const MATRICES: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
 const PARTS: [&str; 2] = ["weight", "bias"];
 /// The entry of the file's metadata that names classes, as JSON.
 const LABELS: &str = "labels";
-/// A layer that PEFT's model of a BERT has, and ours does not need.
-const POOLER: &str = "pooler.dense";
+/// The paths of a layer that PEFT's model of a BERT has, and ours does not need.
+pub(super) const POOLERS: [&str; 2] = ["pooler.dense", "bert.pooler.dense"];
 
 /// An adapter on disk. Its matrices are read one layer at a time.
 ///
@@ -144,7 +144,7 @@ impl AdapterFile {
             }
         }
         let expected: BTreeSet<String> = layers.iter().flat_map(|(_, own)| names(own)).collect();
-        let ignored: BTreeSet<String> = [POOLER, "bert.pooler.dense"]
+        let ignored: BTreeSet<String> = POOLERS
             .into_iter()
             .filter(|path| self.config.matches(path).unwrap_or(false))
             .flat_map(names)

@@ -1,6 +1,7 @@
 //! What tells one adapter from another.
 
 use super::config::AdapterConfig;
+use super::file::POOLERS;
 use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::fingerprint;
@@ -8,8 +9,9 @@ use rapidhash::v3::rapidhash_v3;
 use std::collections::BTreeMap;
 
 /// 16 digits that differ between adapters which add different updates to weights: a hash of the paths of layers in the adapter, of the factors
-/// and of the values of A and B, given by these paths. What changes no weight does not count: dropout, the dtype of the file, the order. None
-/// without an update.
+/// and of the values of A and B, given by these paths. What changes no weight does not count: dropout, the dtype of the file, the order. The
+/// pooler of a BERT counts only in an adapter of nothing else: files have it, and models that give features leave it out. None without an
+/// update.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -40,6 +42,10 @@ pub fn identity(
         let numbers = [config.factor_of(&path)?.to_bits(), hash(&a)?, hash(&b)?];
         parts.insert(path, numbers);
     }
+    // One adapter must have one identity beside a file, which has the pooler, and in a model of features, which has not.
+    if !parts.keys().all(|path| is_pooler(path)) {
+        parts.retain(|path, _| !is_pooler(path));
+    }
     if parts.is_empty() {
         return Ok(None);
     }
@@ -51,4 +57,9 @@ pub fn identity(
         bytes.extend(numbers.map(u64::to_le_bytes).concat());
     }
     Ok(Some(format!("{:016x}", rapidhash_v3(&bytes))))
+}
+
+/// Whether features can do without the layer at this path of an adapter.
+fn is_pooler(path: &str) -> bool {
+    POOLERS.contains(&path)
 }

@@ -214,7 +214,7 @@ impl<'a> Problem<'a> {
                 }
                 for (row, unit) in units.iter_mut().enumerate() {
                     let wanted = target[row] + sums[row] / diagonal;
-                    // A quotient: its code is the one that plain rounding of `wanted` under this scale has.
+                    // A quotient, as in plain rounding with a scale per tensor; a product with the reciprocal has another code at some ties.
                     *unit = wanted / scales[grid.index(row, feature)];
                 }
                 encode(&cast, &units, 1., &mut column);

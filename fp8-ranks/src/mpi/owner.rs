@@ -162,19 +162,9 @@ impl Owner {
                     let split = split.map(|new| new.map(|new| self.add(new)));
                     drop(answer.send(split));
                 }
-                Some(Job::Finish { answer }) if self.transfers.is_empty() => {
+                Some(Job::Finish { answer }) => {
                     drop(answer.send(self.finish()));
                     return;
-                }
-                Some(Job::Finish { answer }) => {
-                    let failure = Failure::Unsupported {
-                        engine: "MPI",
-                        problem: format!(
-                            "{} operations are under way; wait for them before `finish`",
-                            self.transfers.len()
-                        ),
-                    };
-                    drop(answer.send(Err(failure)));
                 }
                 None => return,
             }
@@ -199,22 +189,27 @@ impl Owner {
         }
     }
 
-    /// Ends MPI when all ranks have come to their end.
+    /// Ends MPI when all ranks have come to their end. Operations that nobody has waited for are completed before: a rank with one is
+    /// not at its end.
     fn finish(mut self) -> Result<(), Failure> {
         let begin = Instant::now();
         loop {
-            self.roll_call.join(self.communicators[0].end())?;
+            self.poll();
+            let first = self.transfers.first();
+            let place = first.map_or_else(|| self.communicators[0].end(), |first| first.place);
+            self.roll_call.join(place)?;
             match self.roll_call.poll()? {
-                Some(places) => {
+                Some(places) if self.transfers.is_empty() => {
                     if let Some(failure) = disagreement(&places, &self.communicators) {
                         return Err(failure);
                     }
+                    // This rank is not at its end there if it joined with an operation that has been completed since.
                     if places.iter().all(Place::is_end) {
                         return self.library.finish();
                     }
                 }
-                None if begin.elapsed() < IDLE => thread::yield_now(),
-                None => thread::sleep(NAP),
+                _ if begin.elapsed() < IDLE => thread::yield_now(),
+                _ => thread::sleep(NAP),
             }
         }
     }

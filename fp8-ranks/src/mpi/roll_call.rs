@@ -1,6 +1,6 @@
 //! Ranks that wait tell each other where they are, so that one at its end notices another that waits for it in vain.
 //!
-//! MPI compares nothing, and comparing every call would cost a collective more for each. So ranks only speak where nothing goes on: a rank
+//! MPI compares nothing, and comparing every call would cost a collective more for each. So ranks speak only when they are stuck: a rank
 //! that has waited for [`LONG`], and one at its end, joins a gathering on a communicator that nothing else uses. It is done when all
 //! ranks have joined. One that computes or writes a file joins when it waits next; until then the others need not know.
 
@@ -12,7 +12,7 @@ use crate::error::{Failure, Operation};
 use candle_core::{Device, Tensor};
 use std::time::{Duration, Instant};
 
-/// A rank that waits for this time joins a roll call, and at most one in this time.
+/// A rank joins a roll call after waiting this long, and no more often than this.
 pub(super) const LONG: Duration = Duration::from_millis(500);
 
 /// Words of I64 for a place.

@@ -1,10 +1,8 @@
 //! The end of a rank.
 
 use super::engine::NAME;
-use crate::engine::Engine;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::group::ProcessGroup;
-use crate::single::Single;
 
 /// Waits until all ranks of the job call it, with any of their groups; nothing can be called on a group after it. A rank that ends without it
 /// breaks nothing as long as no other rank needs it, and gets no error itself. With it, ranks that did not make the same calls all get an error.
@@ -27,11 +25,15 @@ use crate::single::Single;
 ///
 /// # Errors
 /// [`Failure::Mismatch`], at once, if a rank waits for one that has called this. The errors of any collective: another rank has failed or left, or the
-/// deadline has passed. [`Failure::Unsupported`] for groups of processes, which end with [`crate::World::finish`]; a group of one process has
-/// nothing to wait for.
+/// deadline has passed. [`Failure::Unsupported`] for groups of other engines (processes end with [`crate::World::finish`]); a group of one rank
+/// has nothing to wait for.
 pub fn finish(group: &ProcessGroup) -> Result<()> {
-    if [NAME, Single.name()].contains(&group.engine()) {
+    if group.engine() == NAME {
         return group.finish();
+    }
+    // Its engine is left alone: with a part of one process it would end MPI, which the `World` does.
+    if group.size() == 1 {
+        return Ok(());
     }
     Err(Error::Collective {
         rank: group.rank(),
@@ -40,7 +42,8 @@ pub fn finish(group: &ProcessGroup) -> Result<()> {
         operation: Operation::Finish,
         failure: Failure::Unsupported {
             engine: group.engine(),
-            problem: "its ranks are processes, which end with `World::finish`".to_owned(),
+            problem: "only ranks that are threads end with this: call it with a group of Threads; processes end with World::finish"
+                .to_owned(),
         },
     })
 }

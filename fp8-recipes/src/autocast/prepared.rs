@@ -7,10 +7,10 @@ use std::sync::Arc;
 /// about the warnings of guards.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Prepared {
-    /// None has seen it, or only such as prepare no operators.
+    /// No preparation has seen it, or only ones that prepare no operators.
     #[default]
     Never,
-    /// One has left it out, and its report says why.
+    /// One has left it out: its report says why, or its options name the operator.
     LeftOut,
     /// One has given it this state.
     With(Arc<Fp8State>),

@@ -53,16 +53,16 @@ impl Uses {
 
     /// Gives the warnings, at the end of a step; `expected` says whether the session should have cast something by itself.
     pub(super) fn warn(&self, expected: bool) {
-        let (unseen, operators) = (self.unseen.list(), self.operators.list());
-        match (&unseen, self.casts()) {
-            // The warning of the operators says why nothing was cast.
-            (None, false) if operators.is_some() => {}
+        let prepared = self.prepared.load(Ordering::Relaxed);
+        match (self.unseen.list(), self.casts()) {
             (names, false) if expected => warn_of_nothing(names.as_deref(), self.left_out.list()),
             // Without prepared layers beside it, a layer is in high precision because the file of a served model says so.
-            (Some(names), true) if self.prepared.load(Ordering::Relaxed) => warn_of_layers(names),
+            (Some(names), true) if prepared => warn_of_layers(&names),
             _ => {}
         }
-        if let Some(names) = operators {
+        // A model that is only served has no operators to prepare either.
+        let only_served = self.served.load(Ordering::Relaxed) && !prepared;
+        if let Some(names) = self.operators.list().filter(|_| !only_served) {
             warn_of_operators(&names);
         }
     }
@@ -129,8 +129,8 @@ fn warn_of_layers(names: &str) {
     once(&SAID, || {
         format!(
             "layers that prepare_fp8 has not seen ran in high precision inside an FP8 autocast guard, beside prepared ones ({names}): are they \
-             in a closure or a field with #[fp8(skip)], or were they made after it? Where it is meant, call them outside of the guard or \
-             inside one of Autocast::disabled()"
+             in a closure or a field with #[fp8(skip)], or were they made after it? If that is intended, say so with prepare_fp8 and \
+             PrepareOptions::with_off, or call them outside of the guard"
         )
     });
 }
@@ -141,7 +141,8 @@ fn warn_of_operators(names: &str) {
     once(&SAID, || {
         format!(
             "the recipe of an FP8 autocast guard casts operators too, but some ran in high precision because they are not prepared ({names}): \
-             call prepare_fp8 with PrepareOptions::with_operators(true), and with_off for those that shall stay"
+             call prepare_fp8 with PrepareOptions::with_operators(true), and with_off for those that should stay in high \
+             precision"
         )
     });
 }

@@ -1,12 +1,10 @@
 //! What a name of the file stands for, and when two of them are the same.
 
 use crate::error::Result;
-use crate::module::Fp8Layer;
+use crate::module::{Fp8Layer, has_same_bits, has_same_values};
 use crate::nn::{InputScaling, StaticWeight};
-use candle_core::{DType, Tensor};
-use fp8_candle::fingerprint;
+use candle_core::Tensor;
 use fp8_files::scheme::LayerScheme;
-use fp8_scaled::Parameter;
 
 /// What a name was taken from.
 pub(super) enum Source {
@@ -38,11 +36,7 @@ impl Source {
             return Ok(true);
         }
         match (self, other) {
-            (Self::Tensor(a), Self::Tensor(b)) => {
-                // The tensor of a scaled parameter, or of one in parts, does not say its value.
-                let [a, b] = [a, b].map(|tensor| Parameter::of(tensor).value(DType::F32));
-                has_same_bits(&a?, &b?)
-            }
+            (Self::Tensor(a), Self::Tensor(b)) => has_same_values(a, b),
             (Self::Fp8(a), Self::Fp8(b)) => is_same_weight(a, b),
             _ => Ok(false),
         }
@@ -66,24 +60,4 @@ fn is_same_weight(a: &StaticWeight, b: &StaticWeight) -> Result<bool> {
         has_same_bits(a.dequant_scale(), b.dequant_scale())?
             && has_same_bits(a.codes(), b.codes())?,
     )
-}
-
-/// Whether two tensors have one shape and dtype and the same bits.
-fn has_same_bits(a: &Tensor, b: &Tensor) -> Result<bool> {
-    if a.dims() != b.dims() || a.dtype() != b.dtype() {
-        return Ok(false);
-    }
-    let (a, b) = (a.detach().contiguous()?, b.detach().contiguous()?);
-    match a.dtype() {
-        // Numbers that are equal may differ in bits, and NaN is not even equal to itself.
-        DType::F64 | DType::F32 | DType::BF16 | DType::F16 => {
-            Ok(fingerprint(&a)? == fingerprint(&b)?)
-        }
-        DType::U8 | DType::U32 | DType::I64 if a.elem_count() > 0 => {
-            let differences = a.ne(&b.to_device(a.device())?)?.flatten_all()?;
-            Ok(differences.max(0)?.to_scalar::<u8>()? == 0)
-        }
-        // Without an element there is no difference; other dtypes cannot be compared.
-        _ => Ok(a.elem_count() == 0),
-    }
 }

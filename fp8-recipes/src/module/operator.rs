@@ -73,7 +73,7 @@ pub trait Fp8Operator {
     /// FP8 state, if the operator is prepared.
     fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
-    /// Sets or removes the FP8 state of this operator and all its clones. Where it was removed, guards take it that the operator is left
-    /// out on purpose.
+    /// Sets or removes the FP8 state of this operator and all its clones. Once removed, guards treat the operator as left out on
+    /// purpose.
     fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 }

@@ -175,7 +175,7 @@ impl LayerNorm {
 
     fn in_node(&self, x: &InNode) -> crate::Result<InNode> {
         let _span = self.entered();
-        // Nothing is cast around norms in a node, so a guard that casts makes none of a module with prepared norms.
+        // Nothing is cast around norms in a node, so inside a guard that casts, a module with prepared norms does not become a node.
         if let (Prepared::Never, Some(context)) = (self.state.prepared(), current()) {
             context.note_operator(self.path());
         }

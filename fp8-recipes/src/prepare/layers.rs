@@ -6,7 +6,7 @@ use super::state::{Request, Shared};
 use crate::autocast::Fp8State;
 use crate::config::{FilterDecision, Recipe, SkipReason};
 use crate::error::Result;
-use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor, has_same_values};
 use crate::timings::{LayerCase, LayerTiming};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::StateTable;
@@ -33,6 +33,7 @@ pub(super) fn prepare_layers<'a, M: Fp8Module + ?Sized>(
         },
         names: owners.names,
         others: owners.others,
+        named: owners.named,
         by_path: HashMap::new(),
     };
     model.visit(&mut preparer);
@@ -49,6 +50,8 @@ struct Owners {
     names: HashMap<TensorId, Vec<String>>,
     /// Tensors that are also used outside linear layers and convolutions, with their first name there.
     others: HashMap<TensorId, Option<String>>,
+    /// The first of them with each name.
+    named: HashMap<String, Tensor>,
     /// The tables of layers that were prepared before.
     tables: Vec<Arc<StateTable>>,
     parameters: HashMap<TensorId, WeightVersion>,
@@ -89,6 +92,8 @@ impl Visitor for Owners {
         self.parameter(tensor);
         if let Some(path) = path {
             self.note(path, tensor);
+            let first = self.named.entry(path.to_string());
+            first.or_insert_with(|| tensor.clone());
         }
         let first = self.others.entry(tensor.id());
         first.or_insert_with(|| path.map(str::to_string));
@@ -100,6 +105,8 @@ struct Preparer<'a> {
     names: HashMap<TensorId, Vec<String>>,
     /// Tensors that are also used outside linear layers and convolutions.
     others: HashMap<TensorId, Option<String>>,
+    /// The first of them with each name.
+    named: HashMap<String, Tensor>,
     by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
 }
 
@@ -118,6 +125,13 @@ impl Preparer<'_> {
         let weight = layer.held_weight();
         if let Some(other) = self.others.get(&weight.id()) {
             let with = other.clone();
+            return Ok(Some(SkipReason::Tied { with }));
+        }
+        let own = join(path, layer.weight_name());
+        if let Some(other) = self.named.get(&own)
+            && is_same(other, weight)?
+        {
+            let with = Some(own);
             return Ok(Some(SkipReason::Tied { with }));
         }
         if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
@@ -224,6 +238,17 @@ impl Visitor for Preparer<'_> {
         let outcome = Ok(Outcome::Skipped(SkipReason::CandleNn));
         let features = (out_features, in_features);
         self.shared.record(None, kind, features, outcome, || ());
+    }
+}
+
+/// Whether both are one tensor of a file that was read twice, as an embedding and a head of one name are. An export stores it once, in
+/// high precision.
+fn is_same(other: &Tensor, weight: &Tensor) -> Result<bool> {
+    let is_sharded = |tensor: &Tensor| Parameter::of(tensor).sharded().is_some();
+    match is_sharded(other) || is_sharded(weight) {
+        // Values would have to be gathered by all ranks together; the name and the sizes must do.
+        true => Ok(other.dims() == weight.dims()),
+        false => has_same_values(other, weight),
     }
 }
 

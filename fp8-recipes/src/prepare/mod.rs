@@ -22,9 +22,10 @@ pub(crate) use unmatched::named;
 ///
 /// A weight that is also used by something other than a linear layer (a head tied to an embedding) stays in high precision: here,
 /// in the export and when served. Layers that were prepared before keep their state unless they are skipped this time; their
-/// recipes are set from the options again. Layers that are not prepared stay in high precision inside a guard. The guard says so once, with
-/// their names, unless the report names them: where it casts nothing, where layers that no preparation has seen run beside prepared ones
-/// (those in a closure, or made afterwards), and where the recipe casts operators that are not prepared.
+/// recipes are set from the options again. Layers that are not prepared stay in high precision inside a guard. A warning says so,
+/// once in a process and with the first three names: where a guard casts nothing; where layers that no preparation has seen run beside
+/// prepared ones (those in a closure, or made afterwards); and where the guard's recipe casts operators that no preparation has seen or
+/// left out.
 ///
 /// # Errors
 /// If the length of histories is out of range, or a tensor operation fails. A layer that cannot be converted is not an error: the

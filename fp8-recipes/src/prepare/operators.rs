@@ -34,7 +34,8 @@ struct OperatorPreparer<'a> {
 }
 
 impl OperatorPreparer<'_> {
-    /// Whether something else than the options says that the operator is cast: state of an earlier preparation, or a recipe for its path.
+    /// Whether the operator would be cast if operators were on: it has state of an earlier preparation, or a recipe of its own that casts
+    /// operators.
     fn is_expected(&self, operator: &dyn Fp8Operator) -> bool {
         let path = operator.path();
         let choice = path.and_then(|path| self.shared.options.choice(path));
@@ -82,8 +83,14 @@ impl Visitor for OperatorPreparer<'_> {
         let outcome = match self.shared.options.operators {
             true => self.outcome(operator),
             false if self.is_expected(operator) => Ok(Outcome::Skipped(SkipReason::OperatorsOff)),
-            // Most recipes cast no operators. A guard whose recipe does warns.
-            false => return,
+            // Most recipes cast no operators. A guard whose recipe does warns, unless the options name the operator.
+            false => {
+                let path = operator.path();
+                if (path.and_then(|path| self.shared.options.choice(path))).is_some() {
+                    operator.set_fp8_state(None);
+                }
+                return;
+            }
         };
         let clear = || operator.set_fp8_state(None);
         let (path, kind) = (operator.path(), operator.kind());

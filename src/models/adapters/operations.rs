@@ -1,7 +1,7 @@
 //! The operations on the adapters of a model.
 
 use super::Host;
-use super::slots::Adapter;
+use super::slots::{Adapter, named};
 use crate::models::error::Result;
 use crate::models::layers::Change;
 use crate::nn::{Linear, LoraConfig, LoraUpdate, linear_b};
@@ -100,7 +100,7 @@ fn add_to(
         changes.update(path, update);
     }
     let adapters = host.adapters();
-    adapters.check_unmerged(name, config, naming, &changes.updates)?;
+    adapters.check_unmerged(name, config, named(naming, &changes.updates))?;
     host.freeze();
     insert(host, name, config, naming, changes)
 }
@@ -154,10 +154,10 @@ impl Held {
     }
 }
 
-fn read(host: &mut dyn Host, dir: &Path) -> Result<Read> {
+fn read(host: &mut dyn Host, name: &str, dir: &Path) -> Result<Read> {
     let file = AdapterFile::open(dir)?;
     // Only after all checks does the model get the layers that it could have but lacks.
-    check(host, &file)?;
+    check(host, name, &file)?;
     host.make_room(file.saved(), &file.config().labels)?;
     let all = layers(host);
     let paths: Vec<&str> = all.iter().map(|layer| layer.path.as_str()).collect();
@@ -184,17 +184,19 @@ fn read(host: &mut dyn Host, dir: &Path) -> Result<Read> {
     })
 }
 
-/// Fails if the adapter does not fit the layers of the model.
-fn check(host: &mut dyn Host, file: &AdapterFile) -> Result<()> {
+/// Fails if the adapter does not fit the layers of the model, or if the weights have its updates.
+fn check(host: &mut dyn Host, name: &str, file: &AdapterFile) -> Result<()> {
     let all = layers(host);
     let paths: Vec<&str> = all.iter().map(|layer| layer.path.as_str()).collect();
     let naming = file.naming(&paths);
     let features: BTreeMap<String, (usize, usize)> = (all.iter())
         .map(|layer| (naming.of(&layer.path), layer.features))
         .collect();
+    let mut updates = vec![];
     for (_, own) in file.layers(&paths)? {
         if let Some(features) = features.get(&own) {
             file.check_sizes(&own, *features)?;
+            updates.push((own, *features));
         }
     }
     for saved in file.saved().iter().filter(|saved| !host.takes(saved)) {
@@ -212,13 +214,22 @@ fn check(host: &mut dyn Host, file: &AdapterFile) -> Result<()> {
             .into());
         }
     }
-    Ok(())
+    // A layer that is replaced has no update.
+    updates.retain(|(own, _)| file.saved().iter().all(|saved| saved.path != *own));
+    let updates = updates
+        .into_iter()
+        .map(|(own, features)| -> fp8_files::Result<_> {
+            let matrices = file.matrices(&own, features, DType::F32, host.device())?;
+            Ok((own, matrices))
+        });
+    let adapters = host.adapters();
+    adapters.check_unmerged(name, file.config(), updates)
 }
 
 /// Adds the adapter in a directory, without gradients.
 pub(crate) fn load(host: &mut dyn Host, name: &str, dir: &Path) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
-    let read = read(host, dir)?;
+    let read = read(host, name, dir)?;
     let mut changes = Changes::default();
     for (layer, own, held) in read.layers {
         match held {
@@ -236,7 +247,7 @@ pub(crate) fn load(host: &mut dyn Host, name: &str, dir: &Path) -> Result<Vec<St
     }
     let (config, naming) = (&read.config, read.naming);
     let adapters = host.adapters();
-    adapters.check_unmerged(name, config, naming, &changes.updates)?;
+    adapters.check_unmerged(name, config, named(naming, &changes.updates))?;
     insert(host, name, config, naming, changes)
 }
 
@@ -248,7 +259,7 @@ pub(crate) fn load_trainable(
     vars: &VarMap,
 ) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
-    let read = read(host, dir)?;
+    let read = read(host, name, dir)?;
     let mut layers = vec![];
     for (layer, own, held) in read.layers {
         let mut vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
@@ -353,6 +364,13 @@ pub(crate) fn merge(host: &mut dyn Host, name: &str) -> Result<()> {
             adapter.updates.retain(|path, _| !done.contains(path));
             adapter.saved.retain(|path, _| !done.contains(path));
         }
+        // Equal adapters have all their updates, also those that are in the weights. This one has only the rest, and may be merged again.
+        let counted = done.iter().any(|path| updates.contains_key(path));
+        equal.retain(|other| counted && other != name);
+        if counted {
+            host.adapters_mut().note_merged(identity, &equal);
+        }
+        let active = active.filter(|active| !equal.contains(active));
         set(host, active.as_deref())?;
         return Err(error.into());
     }

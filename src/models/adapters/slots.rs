@@ -3,6 +3,8 @@
 use crate::models::error::{Error, Result};
 use crate::models::layers::DropoutSeed;
 use crate::nn::{Linear, LoraUpdate};
+use candle_core::Tensor;
+use fp8_files::Result as FilesResult;
 use fp8_files::adapter::{AdapterConfig, Naming, identity};
 use std::collections::BTreeMap;
 
@@ -23,7 +25,7 @@ pub(super) struct Adapter {
 impl Adapter {
     /// What tells its updates from those of others.
     pub(super) fn identity(&self) -> Result<Option<String>> {
-        identity_of(&self.config, self.naming, &self.updates)
+        Ok(identity(&self.config, named(self.naming, &self.updates))?)
     }
 
     /// Fails if its updates would count twice.
@@ -37,17 +39,15 @@ impl Adapter {
     }
 }
 
-/// What tells these updates, by the path of the layer, from others.
-fn identity_of(
-    config: &AdapterConfig,
+/// The matrices of updates, which are given by the path of the layer, by its path in the adapter.
+pub(super) fn named(
     naming: Naming,
     updates: &BTreeMap<String, LoraUpdate>,
-) -> Result<Option<String>> {
-    let updates = updates.iter().map(|(path, update)| {
+) -> impl Iterator<Item = FilesResult<(String, [Tensor; 2])>> {
+    updates.iter().map(move |(path, update)| {
         let matrices = update.matrices().map(Clone::clone);
         Ok((naming.of(path), matrices))
-    });
-    Ok(identity(config, updates)?)
+    })
 }
 
 /// All adapters of a model, in the order in which they came.
@@ -105,18 +105,17 @@ impl Adapters {
         }
     }
 
-    /// Fails if these updates of a new adapter are in the weights.
+    /// Fails if these updates of a new adapter, by the layer's path in it, are in the weights.
     pub(super) fn check_unmerged(
         &self,
         name: &str,
         config: &AdapterConfig,
-        naming: Naming,
-        updates: &BTreeMap<String, LoraUpdate>,
+        updates: impl IntoIterator<Item = FilesResult<(String, [Tensor; 2])>>,
     ) -> Result<()> {
         if self.merged.is_empty() {
             return Ok(());
         }
-        let identity = identity_of(config, naming, updates)?;
+        let identity = identity(config, updates)?;
         match identity.is_some_and(|identity| self.merged.contains(&identity)) {
             true => Err(Error::AdapterMerged {
                 name: name.to_string(),

@@ -61,7 +61,8 @@ impl Model {
     ///
     /// # Errors
     /// If the name is taken, a target matches no linear layer ([`AdapterError::NoTarget`](fp8_files::adapter::AdapterError)), or rank,
-    /// alpha or dropout is out of range. The model is then unchanged.
+    /// alpha or dropout is out of range; [`Error::AdapterMerged`](crate::models::Error::AdapterMerged) if `vb` holds matrices that were
+    /// merged into the weights. The model is then unchanged.
     pub fn add_adapter(
         &mut self,
         name: &str,
@@ -146,7 +147,8 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::NoAdapter`](crate::models::Error::NoAdapter); [`Error::AdapterMerged`](crate::models::Error::AdapterMerged); and if a layer
-    /// cannot be computed: the layers before it are then merged, and the adapter changes only the others.
+    /// cannot be computed: the layers before it are then merged, and the adapter changes only the others. It may be merged again; equal
+    /// adapters are refused.
     pub fn merge_adapter(&mut self, name: &str) -> Result<()> {
         adapters::merge(self.host_mut(), name)
     }

@@ -204,7 +204,7 @@ pub(super) fn heads(config: &Entries<'_>, queries: &str, keys: &str) -> Result<(
     }
 }
 
-/// The entry `layer_types` in families in which it has an effect in transformers 5, which leaves it aside in the others.
+/// The entry `layer_types` in families in which it has an effect in transformers 5, which ignores it in the others.
 fn layer_types<'a>(config: &Entries<'a>, kind: &str, is_part: bool) -> Option<&'a Value> {
     let has_effect = match kind {
         "qwen2" | "qwen3" => true,
