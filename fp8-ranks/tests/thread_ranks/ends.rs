@@ -1,5 +1,6 @@
 //! Ranks that end by `finish`.
 
+use crate::failure;
 use candle_core::{Device, Tensor};
 use fp8_ranks::threads::{Fault, Threads, finish};
 use fp8_ranks::{Error, Failure, ProcessGroup, ReduceOp, ReductionGroup, Result};
@@ -11,16 +12,6 @@ fn numbers() -> Tensor {
 
 fn sum(group: &ProcessGroup) -> Result<()> {
     group.all_reduce(&numbers(), ReduceOp::Sum).map(drop)
-}
-
-/// The error of a rank and its reason.
-#[track_caller]
-fn failure<T: std::fmt::Debug>(result: std::thread::Result<Result<T>>) -> (String, Failure) {
-    let error = result.expect("no panic").expect_err("an error");
-    match &error {
-        Error::Collective { failure, .. } => (error.to_string(), failure.clone()),
-        other => panic!("{other}"),
-    }
 }
 
 #[test]

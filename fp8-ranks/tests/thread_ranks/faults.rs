@@ -1,8 +1,9 @@
 //! Faults end the job for all ranks, and say which rank it was.
 
+use crate::failure;
 use candle_core::{Device, Tensor};
 use fp8_ranks::threads::{Fault, Threads};
-use fp8_ranks::{Error, Failure, ProcessGroup, ReduceOp, ReductionGroup, Result};
+use fp8_ranks::{Failure, ProcessGroup, ReduceOp, ReductionGroup, Result};
 use std::time::Duration;
 
 fn sum(group: &ProcessGroup) -> Result<Vec<f32>> {
@@ -15,15 +16,6 @@ fn three_sums(group: ProcessGroup) -> Result<Vec<f32>> {
     sum(&group)?;
     sum(&group)?;
     sum(&group)
-}
-
-#[track_caller]
-fn failure<T: std::fmt::Debug>(result: std::thread::Result<Result<T>>) -> (String, Failure) {
-    let error = result.expect("no panic").expect_err("an error");
-    match &error {
-        Error::Collective { failure, .. } => (error.to_string(), failure.clone()),
-        other => panic!("{other}"),
-    }
 }
 
 /// Rank 1 has ended without an error, and the others name it.

@@ -6,8 +6,18 @@ mod ends;
 mod faults;
 mod mismatches;
 
-use fp8_ranks::{ProcessGroup, threads};
+use fp8_ranks::{Error, Failure, ProcessGroup, Result, threads};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The error of a rank and its reason.
+#[track_caller]
+fn failure<T: std::fmt::Debug>(result: std::thread::Result<Result<T>>) -> (String, Failure) {
+    let error = result.expect("no panic").expect_err("an error");
+    match &error {
+        Error::Collective { failure, .. } => (error.to_string(), failure.clone()),
+        other => panic!("{other}"),
+    }
+}
 
 #[test]
 fn every_case_on_one_to_four_ranks() {
