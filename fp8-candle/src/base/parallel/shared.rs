@@ -48,7 +48,7 @@ impl<'a, T> Shared<'a, T> {
     }
 
     /// Where the slice begins.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn address(&self) -> *const T {
         self.start
     }

@@ -150,7 +150,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             };
             for first in panels.clone().step_by(together.max(1)) {
                 let panels = first..panels.end.min(first + together);
-                self.block(&a, 0..m, panels, from, None);
+                self.block(Some(&a), 0..m, panels, from, None);
             }
         });
     }
@@ -163,12 +163,18 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             (PACKED_BYTES / row.max(1) / ROWS_STEP).max(1) * ROWS_STEP
         };
         let panels_at_once = {
-            let panel = self.panel_len() * size_of::<E::Value>();
+            let panel = self.values_len() * size_of::<E::Value>();
             (PACKED_BYTES / panel.max(1)).max(1)
         };
         let panels = self.panels();
-        let mut b_values = Scratch::new(panels.min(panels_at_once) * self.panel_len());
-        let mut a_values = Scratch::new(a_len(m.min(rows_at_once), k));
+        let mut b_values = Scratch::new(panels.min(panels_at_once) * self.values_len());
+        let own = self.own_rows();
+        let shared = if own.is_some() {
+            0
+        } else {
+            m.min(rows_at_once)
+        };
+        let mut a_values = Scratch::new(a_len(shared, k));
         for first in (0..panels).step_by(panels_at_once) {
             let panels = first..panels.min(first + panels_at_once);
             self.pack_panels(panels.clone(), &mut b_values);
@@ -176,6 +182,10 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 values: &b_values,
                 first,
             };
+            if let Some(task_rows) = own {
+                self.in_slices(task_rows, panels, b);
+                continue;
+            }
             for first in (0..m).step_by(rows_at_once) {
                 let rows = first..m.min(first + rows_at_once);
                 // One part of A is used for all parts of B.
@@ -194,7 +204,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     let panel = panels.start + task / down * task_panels;
                     let rows = row..rows.end.min(row + task_rows);
                     self.block(
-                        &a,
+                        Some(&a),
                         rows,
                         panel..panels.end.min(panel + task_panels),
                         b,
@@ -221,11 +231,11 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         (task_rows, task_panels)
     }
 
-    /// Multiplies and finishes these rows by these panels. `stream`: what [`Block::stream`] takes, if tiles write the results past the
+    /// Multiplies and finishes these rows by these panels. `a`: packed rows; without them, this packs its own slice by slice. `stream`: what [`Block::stream`] takes, if tiles write the results past the
     /// caches.
     pub(super) fn block(
         &self,
-        a: &PackedA<'_, E::Value>,
+        a: Option<&PackedA<'_, E::Value>>,
         rows: Range<usize>,
         panels: Range<usize>,
         b: Panels<'_, E::Value>,
@@ -287,7 +297,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     #[allow(clippy::too_many_arguments, reason = "what, where from and where to")]
     fn sum(
         &self,
-        a: &PackedA<'_, E::Value>,
+        a: Option<&PackedA<'_, E::Value>>,
         rows: &Range<usize>,
         panels: &Range<usize>,
         b: Panels<'_, E::Value>,
@@ -297,8 +307,13 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     ) {
         // SAFETY: sessions are made only here, and packing and multiplying run no other tasks.
         let session = unsafe { self.engine.session(self.b.format) };
-        let (stride, len) = (panels.len() * Self::WIDTH, self.panel_len());
-        let a_rows = a.rows.next_multiple_of(ROWS);
+        let stride = panels.len() * Self::WIDTH;
+        let a_rows = a.map_or(rows.len(), |a| a.rows).next_multiple_of(ROWS);
+        let mut slice = Scratch::new(if a.is_none() {
+            a_rows * SLICE_STRIDE
+        } else {
+            0
+        });
         let at_once = match b {
             Panels::Packed(_) => self.engine.packed_slices_at_once(rows.len()),
             _ => self.engine.slices_at_once(),
@@ -308,10 +323,21 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             Panels::BySlice => Some(Scratch::new(range.len().min(span) * stride)),
             _ => None,
         };
+        let out = self.segment.is_none();
+        let out = out.then(|| self.place(rows.start, panels.start * Self::WIDTH));
         let mut start = range.start;
         while start < range.end {
             let end = range.end.min((start / span + 1).saturating_mul(span));
-            let row = start / SLICE * a_rows + rows.start - a.first;
+            let (a_values, skip) = match a {
+                Some(a) => {
+                    let row = start / SLICE * a_rows + rows.start - a.first;
+                    (&a.values[row * SLICE_STRIDE..], start % SLICE)
+                }
+                None => {
+                    self.pack_slice(rows.clone(), start..end, &mut slice);
+                    (&*slice, 0)
+                }
+            };
             let slice_len = (end - start) * Self::WIDTH;
             if let Some(packed) = &mut packed {
                 let packed = packed.chunks_exact_mut(slice_len);
@@ -320,14 +346,16 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 }
             }
             let panel = |index: usize| {
-                let part = |first: usize| {
+                let part = |first: usize, len: usize| {
                     let panel = (panels.start + index - first) * len;
                     panel + start * Self::WIDTH..panel + end * Self::WIDTH
                 };
                 match b {
-                    Panels::Values { values, first } => Panel::Values(&values[part(first)]),
+                    Panels::Values { values, first } => {
+                        Panel::Values(&values[part(first, self.values_len())])
+                    }
                     Panels::Packed(codes) => Panel::Packed(PackedPanel {
-                        codes: &codes[part(0)],
+                        codes: &codes[part(0, self.panel_len())],
                         added: self.exponents[1]
                             .map_or(&[], |of_b| of_b.of_panel(panels.start + index, start..end)),
                     }),
@@ -339,7 +367,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             };
             E::multiply(
                 &session,
-                &a.values[row * SLICE_STRIDE..],
+                a_values,
                 rows.len(),
                 panels.len(),
                 panel,
@@ -350,9 +378,10 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 results.filter(|_| end == range.end),
                 Mode {
                     accumulate: start > range.start,
-                    skip: start % SLICE,
+                    skip,
                     next_slice: a_rows * SLICE_STRIDE,
                     pairs: self.pairs(),
+                    out: out.filter(|_| end == range.end),
                 },
             );
             start = end;

@@ -1,9 +1,9 @@
 //! The engine of processors without bf16 units: f32 multiply-adds of AVX-512, AVX2 or NEON.
 //!
-//! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
+//! Codes are decoded directly into the tiles and panels that are multiplied; nothing stores them decoded in another order before.
 
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, rows_of_a};
-use super::layout::{Order, ROWS_STEP, SLICE, SLICE_STRIDE};
+use super::layout::{DEPTH, Order, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
 use super::packed_f32::{TileRows, panels_at_once};
 use super::prefetch::Ahead;
@@ -127,19 +127,43 @@ impl<T: Tiles> Engine for F32Engine<T> {
         dst: Shared<'_, f32>,
     ) {
         let k = matrix.contracted;
-        let mut order = pack_f32::InOrder::default();
         for slice in 0..k.div_ceil(SLICE) {
+            let start = (slice * padded_rows + rows.start - first) * SLICE_STRIDE;
+            // SAFETY: the caller guarantees that only this call uses these rows.
+            let dst = unsafe { dst.part(start..start + rows.len() * SLICE_STRIDE) };
             let range = slice * SLICE..k.min((slice + 1) * SLICE);
-            let mut next = rows.start;
-            while next < rows.end {
-                let row = next;
-                next += height::<T>(row - first, rows.end - first);
-                let tile = row..next;
-                let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
-                // SAFETY: the caller guarantees that only this call uses these rows; it uses the place of one tile at a time.
-                let dst = unsafe { dst.part(start..start + tile.len() * SLICE_STRIDE) };
+            self.pack_slice(format, matrix, rows.clone(), range, dst);
+        }
+    }
+
+    fn packs_slices(self) -> bool {
+        true
+    }
+
+    fn pack_slice(
+        self,
+        format: Format,
+        matrix: Matrix<'_>,
+        rows: Range<usize>,
+        range: Range<usize>,
+        dst: &mut [f32],
+    ) {
+        // Lines of the cache hold the codes of one index of the sum for several tiles, which are packed while these lines are there.
+        let step = match matrix.contraction {
+            Contraction::Rows => DEPTH,
+            Contraction::Cols => SLICE,
+        };
+        for begin in range.clone().step_by(step) {
+            let part = begin..range.end.min(begin + step);
+            let mut row = 0;
+            while row < rows.len() {
+                let height = height::<T>(row, rows.len());
+                let tile = rows.start + row..rows.start + row + height;
+                let skipped = (begin - range.start) * height;
+                let dst = &mut dst[row * SLICE_STRIDE + skipped..(row + height) * SLICE_STRIDE];
                 // SAFETY: an engine exists only where its instructions do.
-                unsafe { pack_f32::tile(format, matrix, tile, range.clone(), &mut order, dst) };
+                unsafe { pack_f32::tile(format, matrix, tile, part.clone(), dst) };
+                row += height;
             }
         }
     }
@@ -197,7 +221,10 @@ impl<T: Tiles> Engine for F32Engine<T> {
             return multiply_packed::<T>(format, a, rows, panels, codes, sums, mode);
         }
         let Mode {
-            accumulate, skip, ..
+            accumulate,
+            skip,
+            out,
+            ..
         } = mode;
         let Sums { values, stride } = sums;
         let tiles = rows.div_ceil(T::ROWS);
@@ -219,8 +246,12 @@ impl<T: Tiles> Engine for F32Engine<T> {
                         _ => &[],
                     },
                 ];
+                let col = index * T::ORDER.panel();
+                if let Some(out) = out {
+                    out.prefetch(row..row + height, col);
+                }
                 let sums = Sums {
-                    values: &mut values[row * stride + index * T::ORDER.panel()..],
+                    values: &mut values[row * stride + col..],
                     stride,
                 };
                 let a = &a[row * SLICE_STRIDE + skip * height..];

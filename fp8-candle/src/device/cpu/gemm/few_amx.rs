@@ -262,6 +262,7 @@ mod tests {
                             skip: 0,
                             next_slice: packed_a.len(),
                             pairs: false,
+                            out: None,
                         };
                         let sums = &mut Sums {
                             values: &mut tiled[panel * PANEL..],

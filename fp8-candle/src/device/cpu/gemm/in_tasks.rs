@@ -113,7 +113,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             for first in panels.clone().step_by(TOGETHER) {
                 let panels = first..panels.end.min(first + TOGETHER);
                 let stream = streams.then_some((ends, cols));
-                self.block(&a, rows.clone(), panels, Panels::BySlice, stream);
+                self.block(Some(&a), rows.clone(), panels, Panels::BySlice, stream);
             }
             if streams {
                 streamed();

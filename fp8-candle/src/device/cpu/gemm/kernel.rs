@@ -3,8 +3,9 @@
 use super::super::scratch::{LINE, Plain};
 use super::exponents::Exponents;
 #[cfg(doc)]
-use super::layout::ROWS_STEP;
+use super::layout::{DEPTH, ROWS_STEP};
 use super::layout::{Order, SLICE_STRIDE};
+use super::prefetch;
 use super::results::Block;
 use super::side::Side;
 use crate::base::parallel::shared::Shared;
@@ -91,6 +92,29 @@ pub(super) struct Mode {
     pub(super) next_slice: usize,
     /// Whether A is packed in pairs of rows of codes ([`Engine::packs_pairs`]).
     pub(super) pairs: bool,
+    /// Where the results of these sums will be written, if nothing is added to the sums after this.
+    pub(super) out: Option<Place>,
+}
+
+/// Where the results of a block are, for prefetches.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// That of the first result.
+    pub(super) address: *const u8,
+    /// Bytes of an element, and from one row to the next.
+    pub(super) element: usize,
+    pub(super) row: usize,
+}
+
+impl Place {
+    /// Prefetches the places of these rows from column `col` on, as many as are in a line of the cache.
+    #[inline]
+    pub(super) fn prefetch(self, rows: Range<usize>, col: usize) {
+        for row in rows {
+            let at = row * self.row + col * self.element;
+            prefetch::to_write(self.address.wrapping_add(at));
+        }
+    }
 }
 
 /// Kernels that decode codes to values of one type, in the layouts of `layout.rs`, and sum their products in f32. Holding an
@@ -186,6 +210,23 @@ pub(super) trait Engine: Copy + Send + Sync {
         padded_rows: usize,
         dst: Shared<'_, Self::Value>,
     );
+
+    /// Whether a task of a product of many rows can pack its rows of A slice by slice, with [`Engine::pack_slice`].
+    fn packs_slices(self) -> bool {
+        false
+    }
+
+    /// Packs kept indices `rows` for `range` of the sum, a slice or a part of one that begins at a multiple of [`DEPTH`], as a slice of A.
+    fn pack_slice(
+        self,
+        _format: Format,
+        _matrix: Matrix<'_>,
+        _rows: Range<usize>,
+        _range: Range<usize>,
+        _dst: &mut [Self::Value],
+    ) {
+        unreachable!("an engine that packs whole rows");
+    }
 
     /// Packs the panel of kept indices from `first` on as B, for `range` of the sum, which begins and ends at multiples of
     /// the depth of a tile.

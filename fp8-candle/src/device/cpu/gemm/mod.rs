@@ -32,6 +32,8 @@ mod exponents;
 #[cfg(target_arch = "x86_64")]
 mod few_amx;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod in_slices;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod in_tasks;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod kernel;

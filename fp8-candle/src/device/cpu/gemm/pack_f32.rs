@@ -5,7 +5,7 @@
 //! an E4M3 code is that of an f16 which is 2^8 times smaller. So the processor's conversion handles subnormals, and it is exact.
 
 use super::kernel::Matrix;
-use super::layout::{DEPTH, SLICE};
+use super::layout::DEPTH;
 use super::packed_avx2;
 use super::packed_f32::{self, Route};
 use fp8_core::{Contraction, Format};
@@ -28,51 +28,69 @@ static VALUES: [[f32; 256]; Format::ALL.len()] = {
     values
 };
 
-/// Sixteen codes of E4M3 or E5M2, decoded.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn decode_16_as<const E5M2: bool>(codes: __m128i, dst: &mut [f32; 16]) {
-    let words = _mm256_cvtepi8_epi16(codes);
-    let halves = if E5M2 {
-        _mm256_slli_epi16::<8>(words)
-    } else {
-        // The sign is in bits 7 to 15; bit 14 would belong to the exponent.
-        let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(words), _mm256_set1_epi16(!0x4000));
-        let magnitude = _mm256_slli_epi16::<9>(words);
-        let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7F << 9));
-        _mm256_or_si256(halves, nan)
+/// Calls `$function` for this format, whose number is its parameter.
+macro_rules! by_format {
+    ($format:expr, $function:ident, $arguments:tt) => {
+        match $format {
+            Format::E4M3 => $function::<{ Format::E4M3 as usize }> $arguments,
+            Format::E5M2 => $function::<{ Format::E5M2 as usize }> $arguments,
+            Format::E4M3Fnuz => $function::<{ Format::E4M3Fnuz as usize }> $arguments,
+            Format::E5M2Fnuz => $function::<{ Format::E5M2Fnuz as usize }> $arguments,
+        }
     };
-    let mut low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-    let mut high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));
-    if !E5M2 {
-        let factor = _mm256_set1_ps(256.);
-        (low, high) = (_mm256_mul_ps(low, factor), _mm256_mul_ps(high, factor));
-    }
-    let to = dst.as_mut_ptr();
-    // SAFETY: `dst` is two vectors of eight values.
-    unsafe {
-        _mm256_storeu_ps(to, low);
-        _mm256_storeu_ps(to.add(8), high);
+}
+
+/// Sixteen codes of format number `F`, decoded.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode<const F: usize>(codes: __m128i) -> [__m256; 2] {
+    const E4M3: usize = Format::E4M3 as usize;
+    const E5M2: usize = Format::E5M2 as usize;
+    match F {
+        E4M3 => {
+            // The sign is in bits 7 to 15; bit 14 would belong to the exponent.
+            let words = _mm256_cvtepi8_epi16(codes);
+            let halves =
+                _mm256_and_si256(_mm256_slli_epi16::<7>(words), _mm256_set1_epi16(!0x4000));
+            let magnitude = _mm256_slli_epi16::<9>(words);
+            let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7F << 9));
+            let values = packed_avx2::converted(_mm256_or_si256(halves, nan));
+            let factor = _mm256_set1_ps(256.);
+            values.map(|values| _mm256_mul_ps(values, factor))
+        }
+        E5M2 => packed_avx2::converted(_mm256_slli_epi16::<8>(_mm256_cvtepi8_epi16(codes))),
+        _ => {
+            let (mut bytes, mut values) = ([0u8; 16], [0f32; 16]);
+            // SAFETY: sixteen bytes.
+            unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), codes) };
+            for (value, code) in values.iter_mut().zip(bytes) {
+                *value = VALUES[F][usize::from(code)];
+            }
+            let from = values.as_ptr();
+            // SAFETY: two vectors of eight values.
+            unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+        }
     }
 }
 
+/// The first eight or sixteen codes, and zeros after the last.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn load(codes: &[u8; 16]) -> __m128i {
-    // SAFETY: sixteen bytes.
-    unsafe { _mm_loadu_si128(codes.as_ptr().cast()) }
-}
-
-/// Up to sixteen codes, and zeros after them.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn load_some(codes: &[u8]) -> __m128i {
-    match codes.first_chunk() {
-        Some(codes) => load(codes),
+fn load<const N: usize>(codes: &[u8]) -> __m128i {
+    const { assert!(N == 8 || N == 16) };
+    let mut bytes = [0; N];
+    let codes: &[u8; N] = match codes.first_chunk() {
+        Some(codes) => codes,
         None => {
-            let mut bytes = [0; 16];
             bytes[..codes.len()].copy_from_slice(codes);
-            load(&bytes)
+            &bytes
+        }
+    };
+    // SAFETY: so many bytes.
+    unsafe {
+        match N {
+            8 => _mm_loadl_epi64(codes.as_ptr().cast()),
+            _ => _mm_loadu_si128(codes.as_ptr().cast()),
         }
     }
 }
@@ -83,80 +101,21 @@ fn load_some(codes: &[u8]) -> __m128i {
 fn vectors<const N: usize>(rows: &[&[u8]; N], first: usize) -> [__m128i; N] {
     let mut vectors = [_mm_setzero_si128(); N];
     for (vector, row) in vectors.iter_mut().zip(rows) {
-        *vector = load_some(&row[first..]);
+        *vector = load::<16>(&row[first..]);
     }
     vectors
 }
 
-/// The first sixteen elements.
-#[inline]
-fn place<T>(to: &mut [T]) -> &mut [T; 16] {
-    to.first_chunk_mut().expect("place for a vector")
-}
-
-/// The first eight codes.
+/// Stores values to the first sixteen places.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn store_8(codes: __m128i, to: &mut [u8]) {
-    let to: &mut [u8; 8] = to.first_chunk_mut().expect("place for half a vector");
-    // SAFETY: eight bytes.
-    unsafe { _mm_storel_epi64(to.as_mut_ptr().cast(), codes) };
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn store(codes: __m128i, bytes: &mut [u8; 16]) {
-    // SAFETY: sixteen bytes.
-    unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), codes) };
-}
-
-/// Sixteen codes, decoded.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn decode_16(format: Format, codes: __m128i, dst: &mut [f32; 16]) {
-    match format {
-        Format::E4M3 => decode_16_as::<false>(codes, dst),
-        Format::E5M2 => decode_16_as::<true>(codes, dst),
-        Format::E4M3Fnuz | Format::E5M2Fnuz => {
-            let mut bytes = [0; 16];
-            store(codes, &mut bytes);
-            look_up(format, &bytes, dst);
-        }
+fn store([low, high]: [__m256; 2], to: &mut [f32]) {
+    let to: &mut [f32; 16] = to.first_chunk_mut().expect("place for two vectors");
+    // SAFETY: two vectors of eight values.
+    unsafe {
+        _mm256_storeu_ps(to.as_mut_ptr(), low);
+        _mm256_storeu_ps(to.as_mut_ptr().add(8), high);
     }
-}
-
-/// Decodes codes by the table of all values.
-#[inline]
-fn look_up(format: Format, codes: &[u8], dst: &mut [f32]) {
-    let values = &VALUES[format as usize];
-    for (dst, &code) in dst.iter_mut().zip(codes) {
-        *dst = values[usize::from(code)];
-    }
-}
-
-/// Decodes codes that are in order already.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn decode(format: Format, codes: &[u8], dst: &mut [f32]) {
-    let dst = &mut dst[..codes.len()];
-    match format {
-        Format::E4M3 => decode_as::<false>(codes, dst),
-        Format::E5M2 => decode_as::<true>(codes, dst),
-        Format::E4M3Fnuz | Format::E5M2Fnuz => look_up(format, codes, dst),
-    }
-}
-
-/// [`decode`] of E4M3 or E5M2.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn decode_as<const E5M2: bool>(codes: &[u8], dst: &mut [f32]) {
-    let (codes, rest) = codes.as_chunks::<16>();
-    let (dst, dst_rest) = dst.as_chunks_mut::<16>();
-    for (codes, dst) in codes.iter().zip(dst) {
-        decode_16_as::<E5M2>(load(codes), dst);
-    }
-    let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
-    look_up(format, rest, dst_rest);
 }
 
 /// Decodes packed codes of panels of `width` columns, `[pairs][width][2]`, into values packed as B, `[sum][width]`.
@@ -200,73 +159,85 @@ fn decode_panel_as<const E5M2: bool>(packed: &[u8], width: usize, dst: &mut [f32
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 12;
 
-/// The codes of a tile of A in their order, and room for a vector after them.
-pub(super) struct InOrder([u8; MOST_ROWS * SLICE + 16]);
-
-impl Default for InOrder {
-    fn default() -> Self {
-        Self([0; MOST_ROWS * SLICE + 16])
-    }
-}
-
-/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum.
-/// `order` is overwritten.
+/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum. `range` is
+/// not longer than a slice. What lies behind in `dst`, which has place for [`DEPTH`] more indices of the sum, is overwritten.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile(
     format: Format,
     matrix: Matrix<'_>,
     rows: Range<usize>,
     range: Range<usize>,
-    order: &mut InOrder,
     dst: &mut [f32],
 ) {
-    let height = rows.len();
-    let len = range.len() * height;
-    let codes = &mut order.0;
-    match matrix.contraction {
-        Contraction::Rows => {
-            // Each store overwrites what the one before has written beyond its `height` codes.
-            for (k, index) in range.clone().enumerate() {
-                let codes_of_k = &matrix.elements[matrix.place(rows.start, index)..];
-                store(load_some(codes_of_k), place(&mut codes[k * height..]));
-            }
-        }
-        Contraction::Cols => {
-            let row = |index: usize| {
-                let start = matrix.place(rows.start + index.min(height - 1), range.start);
-                &matrix.elements[start..start + range.len()]
-            };
-            interleave(std::array::from_fn(row), height, codes);
-        }
-    }
-    let end = range.len().next_multiple_of(DEPTH) * height;
-    let (dst, rest) = dst[..end].split_at_mut(len);
-    decode(format, &codes[..len], dst);
-    rest.fill(0.);
+    let (height, len) = (rows.len(), range.len());
+    by_format!(format, tile_as, (matrix, rows, range, dst));
+    dst[len * height..len.next_multiple_of(DEPTH) * height].fill(0.);
 }
 
-/// The first `height` of these rows of codes, of one length, as `[sum][height]`. Up to fifteen bytes after the result are
-/// overwritten.
+/// [`tile`] without zeros.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn interleave(rows: [&[u8]; 16], height: usize, to: &mut [u8]) {
-    let len = rows[0].len();
-    // Each store overwrites what the one before has written beyond its `height` codes.
-    if let (0..=8, Some(rows)) = (height, rows.first_chunk::<8>()) {
-        for first in (0..len).step_by(16) {
-            for (pair, codes) in transpose(vectors(rows, first)).into_iter().enumerate() {
-                let k = first + 2 * pair;
-                store_8(codes, &mut to[k * height..]);
-                store_8(
-                    _mm_unpackhi_epi64(codes, codes),
-                    &mut to[(k + 1) * height..],
-                );
+fn tile_as<const F: usize>(
+    matrix: Matrix<'_>,
+    rows: Range<usize>,
+    range: Range<usize>,
+    dst: &mut [f32],
+) {
+    let (height, len) = (rows.len(), range.len());
+    // Each vector may end after the last row; the next one overwrites what it has written there.
+    assert!((1..=MOST_ROWS).contains(&height) && dst.len() >= (len + DEPTH) * height);
+    let to = dst.as_mut_ptr();
+    let line = |row: usize| {
+        let start = matrix.place(rows.start + row.min(height - 1), range.start);
+        &matrix.elements[start..start + len]
+    };
+    let row = |k: usize| &matrix.elements[matrix.place(rows.start, range.start + k)..];
+    // Values of two indices of the sum, or of one.
+    let two = |k: usize, codes: __m128i| {
+        let [even, odd] = decode::<F>(codes);
+        // SAFETY: at most eight rows, and `k` is below the next multiple of 16: these vectors end before the place does.
+        unsafe {
+            _mm256_storeu_ps(to.add(k * height), even);
+            _mm256_storeu_ps(to.add((k + 1) * height), odd);
+        }
+    };
+    let one = |k: usize, codes: __m128i| {
+        let [low, high] = decode::<F>(codes);
+        // SAFETY: nine rows or more, and `k` as above.
+        unsafe {
+            _mm256_storeu_ps(to.add(k * height), low);
+            _mm256_storeu_ps(to.add(k * height + 8), high);
+        }
+    };
+    match (matrix.contraction, height) {
+        (Contraction::Cols, ..=8) => {
+            let lines: [&[u8]; 8] = std::array::from_fn(line);
+            for first in (0..len).step_by(16) {
+                for (pair, codes) in transpose(vectors(&lines, first)).into_iter().enumerate() {
+                    two(first + 2 * pair, codes);
+                }
             }
         }
-    } else {
-        for first in (0..len).step_by(16) {
-            for (k, codes) in transpose(vectors(&rows, first)).into_iter().enumerate() {
-                store(codes, place(&mut to[(first + k) * height..]));
+        (Contraction::Cols, _) => {
+            let lines: [&[u8]; 16] = std::array::from_fn(line);
+            for first in (0..len).step_by(16) {
+                for (k, codes) in transpose(vectors(&lines, first)).into_iter().enumerate() {
+                    one(first + k, codes);
+                }
+            }
+        }
+        (Contraction::Rows, ..=8) => {
+            for k in (0..len - len % 2).step_by(2) {
+                let [even, odd] = [load::<8>(row(k)), load::<8>(row(k + 1))];
+                two(k, _mm_unpacklo_epi64(even, odd));
+            }
+            if len % 2 == 1 {
+                two(len - 1, load::<8>(row(len - 1)));
+            }
+        }
+        (Contraction::Rows, _) => {
+            for k in 0..len {
+                one(k, load::<16>(row(k)));
             }
         }
     }
@@ -282,10 +253,24 @@ pub(super) fn panel_of_rows(
     width: usize,
     dst: &mut [f32],
 ) {
+    by_format!(format, rows_as, (matrix, cols, rows, width, dst));
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rows_as<const F: usize>(
+    matrix: Matrix<'_>,
+    cols: Range<usize>,
+    rows: Range<usize>,
+    width: usize,
+    dst: &mut [f32],
+) {
     for (row, dst) in rows.zip(dst.chunks_exact_mut(width)) {
         let codes = &matrix.elements[matrix.place(cols.start, row)..][..cols.len()];
-        decode(format, codes, &mut dst[..codes.len()]);
-        dst[codes.len()..].fill(0.);
+        for first in (0..width).step_by(16) {
+            let values = decode::<F>(load::<16>(&codes[first.min(codes.len())..]));
+            store(values, &mut dst[first..]);
+        }
     }
 }
 
@@ -294,6 +279,18 @@ pub(super) fn panel_of_rows(
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn panel_of_cols(
     format: Format,
+    matrix: Matrix<'_>,
+    cols: Range<usize>,
+    rows: Range<usize>,
+    width: usize,
+    dst: &mut [f32],
+) {
+    by_format!(format, cols_as, (matrix, cols, rows, width, dst));
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn cols_as<const F: usize>(
     matrix: Matrix<'_>,
     cols: Range<usize>,
     rows: Range<usize>,
@@ -309,7 +306,7 @@ pub(super) fn panel_of_cols(
         for first in (0..rows.len()).step_by(16) {
             let block = transpose(vectors(&codes, first));
             for (row, codes) in (first..rows.len()).zip(block) {
-                decode_16(format, codes, place(&mut dst[row * width + first_col..]));
+                store(decode::<F>(codes), &mut dst[row * width + first_col..]);
             }
         }
     }

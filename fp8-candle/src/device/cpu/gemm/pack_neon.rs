@@ -12,46 +12,39 @@ use std::ops::Range;
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 8;
 
-/// The codes of a tile of A in their order, and room for a vector after them.
-pub(super) struct InOrder([u8; MOST_ROWS * SLICE + 16]);
-
-impl Default for InOrder {
-    fn default() -> Self {
-        Self([0; MOST_ROWS * SLICE + 16])
-    }
-}
-
-/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum.
-/// `order` is overwritten.
+/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum. `range` is
+/// not longer than a slice. What lies behind in `dst` is left alone.
 #[target_feature(enable = "neon")]
 pub(super) fn tile(
     format: Format,
     matrix: Matrix<'_>,
     rows: Range<usize>,
     range: Range<usize>,
-    order: &mut InOrder,
     dst: &mut [f32],
 ) {
     let height = rows.len();
-    let len = range.len() * height;
-    let codes = &mut order.0;
-    match matrix.contraction {
-        Contraction::Rows => {
-            for (k, to) in range.clone().zip(codes.chunks_exact_mut(height)) {
-                to.copy_from_slice(&matrix.elements[matrix.place(rows.start, k)..][..height]);
+    // Room for a vector after them.
+    let mut codes = [0u8; MOST_ROWS * DEPTH + 16];
+    let firsts = range.clone().step_by(DEPTH);
+    for (first, dst) in firsts.zip(dst.chunks_exact_mut(DEPTH * height)) {
+        let range = first..range.end.min(first + DEPTH);
+        match matrix.contraction {
+            Contraction::Rows => {
+                for (k, to) in range.clone().zip(codes.chunks_exact_mut(height)) {
+                    to.copy_from_slice(&matrix.elements[matrix.place(rows.start, k)..][..height]);
+                }
+            }
+            Contraction::Cols => {
+                let row = |index: usize| rows.start + index.min(height - 1);
+                let from = lines(matrix, row, &range);
+                // Each store overwrites what the one before has written beyond its `height` codes.
+                interleave(&from, height, &mut codes);
             }
         }
-        Contraction::Cols => {
-            let row = |index: usize| rows.start + index.min(height - 1);
-            let from = lines(matrix, row, &range);
-            // Each store overwrites what the one before has written beyond its `height` codes.
-            interleave(&from, height, codes);
-        }
+        let (dst, rest) = dst.split_at_mut(range.len() * height);
+        fp8_core::decode(format, &codes[..dst.len()], 1., dst);
+        rest.fill(0.);
     }
-    let end = range.len().next_multiple_of(DEPTH) * height;
-    let (dst, rest) = dst[..end].split_at_mut(len);
-    fp8_core::decode(format, &codes[..len], 1., dst);
-    rest.fill(0.);
 }
 
 /// Packs a panel of a B that sums over its rows: `[rows][width]`; missing columns become 0.

@@ -91,7 +91,7 @@ pub(super) fn values<const E5M2: bool, const SHIFT: bool>(codes: __m256i) -> [[_
 /// Sixteen numbers of f16.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn converted(halves: __m256i) -> [__m256; 2] {
+pub(super) fn converted(halves: __m256i) -> [__m256; 2] {
     [
         _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
         _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),

@@ -12,6 +12,13 @@ pub(super) fn to_write<T>(address: *const T) {
     unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) };
 }
 
+/// Into the first-level cache.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub(super) fn to_write<T>(address: *const T) {
+    near(address);
+}
+
 /// Values that later tiles read. A tile fetches a part of them with every step of its sum, or every few: many prefetches in a row would
 /// wait for each other, and the tile for them.
 #[derive(Clone, Copy)]

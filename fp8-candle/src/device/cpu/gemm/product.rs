@@ -1,9 +1,10 @@
 //! A product in progress: its operands, and how they are packed.
 
+use super::super::scratch::LINE;
 use super::epilogue::Epilogue;
 use super::exponents::Exponents;
-use super::kernel::{Engine, Matrix};
-use super::layout::{ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, padded};
+use super::kernel::{Engine, Matrix, Place};
+use super::layout::{DEPTH, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, padded};
 use super::results::Results;
 use super::side::{Elements, Side};
 use crate::base::parallel::shared::Shared;
@@ -18,6 +19,9 @@ const PARALLEL_ELEMENTS: usize = 1 << 15;
 
 /// Codes from which a separate task pays off.
 pub(super) const TASK_CODES: usize = 1 << 15;
+
+/// Indices of the sum by which packed panels are farther apart than they are long.
+const SPREAD: usize = 64;
 
 /// One product in progress.
 pub(super) struct Product<'a, T, E> {
@@ -68,6 +72,23 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     /// Elements of one panel.
     pub(super) fn panel_len(&self) -> usize {
         padded(self.k()) * Self::WIDTH
+    }
+
+    /// Elements from one packed panel to the next. Without the rest, slices of panels of 1024 elements would share a few sets of the
+    /// caches.
+    pub(super) fn values_len(&self) -> usize {
+        self.panel_len() + SPREAD * Self::WIDTH
+    }
+
+    /// Where the results from this row and column on will be written.
+    pub(super) fn place(&self, row: usize, col: usize) -> Place {
+        let (cols, element) = (self.b.kept(), size_of::<T>());
+        let first = self.out.address().cast::<u8>();
+        Place {
+            address: first.wrapping_add((row * cols + col) * element),
+            element,
+            row: cols * element,
+        }
     }
 
     /// Packs with `task`, on this thread only if there are few elements.
@@ -138,6 +159,24 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
+    /// Packs kept indices `rows` of A for `range` of the sum, on this thread.
+    pub(super) fn pack_slice(
+        &self,
+        rows: Range<usize>,
+        range: Range<usize>,
+        values: &mut [E::Value],
+    ) {
+        let Elements::Codes(codes) = self.a.elements else {
+            unreachable!("engines that pack slices multiply codes");
+        };
+        let (matrix, range) = (
+            Matrix::new(self.a, codes),
+            range.start..range.end.min(self.k()),
+        );
+        self.engine
+            .pack_slice(self.a.format, matrix, rows, range, values);
+    }
+
     /// Scales kept indices `rows` of A as packed; `first` is the kept index of the first packed row.
     ///
     /// # Safety
@@ -168,15 +207,26 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
 
     /// Packs these panels of B, in parallel.
     pub(super) fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
-        let len = self.panel_len();
-        let per_task = (TASK_CODES / len.max(1)).max(1);
+        let (len, k) = (self.values_len(), padded(self.k()));
+        // As for A: lines of the cache hold the codes of one index of the sum for several panels.
+        let (step, least) = match self.b.contraction {
+            Contraction::Rows => (DEPTH, LINE / Self::WIDTH),
+            Contraction::Cols => (k.max(1), 1),
+        };
+        let per_task = (TASK_CODES / len.max(1)).max(least);
         let values = Shared::new(values);
         let elements = panels.len() * len;
         self.pack_each(elements, panels.len().div_ceil(per_task), |task| {
-            for panel in task * per_task..panels.len().min((task + 1) * per_task) {
-                // SAFETY: each task has its own panels.
-                let values = unsafe { values.part(panel * len..(panel + 1) * len) };
-                self.pack_b(panels.start + panel, 0..padded(self.k()), values);
+            let of_task = task * per_task..panels.len().min((task + 1) * per_task);
+            for begin in (0..k).step_by(step) {
+                let range = begin..k.min(begin + step);
+                for panel in of_task.clone() {
+                    let [start, end] =
+                        [range.start, range.end].map(|k| panel * len + k * Self::WIDTH);
+                    // SAFETY: each task has its own panels.
+                    let values = unsafe { values.part(start..end) };
+                    self.pack_b(panels.start + panel, range.clone(), values);
+                }
             }
         });
     }
