@@ -57,7 +57,8 @@ fn check(name: &str, model: &Llama) -> Outcome {
     let sequences: Vec<Vec<u32>> = sequences.map(|(i, count)| tokens(i, count)).collect();
     let expected: Vec<Tensor> = sequences.iter().map(|ids| whole(model, ids)).collect();
 
-    for (ids, expected) in sequences.iter().zip(&expected) {
+    // The others are tested beside each other below.
+    for (ids, expected) in sequences.iter().zip(&expected).take(3) {
         for parts in [vec![1; ids.len()], vec![9, 1, 2, 20, 1, 1, 40]] {
             let mut cache = model.new_cache(1, ids.len())?;
             let mut logits = vec![];
@@ -157,12 +158,14 @@ fn every_family_in_high_precision() -> Outcome {
             check(&format!("{family} in {dtype:?}"), &model)?;
             let trained = TrainableModel::open(dir.path(), dtype, &Device::Cpu)?.model;
             let trained = trained.llama().expect("a language model");
-            check(&format!("{family} in {dtype:?}, to train"), trained)?;
             let ids = tokens(3, 40);
-            let (trained, served) = (whole(trained, &ids), whole(&model, &ids));
-            assert_same(&trained, &served, &format!("{family}: trained and served"));
-            model.set_operands(Some(DType::BF16));
-            check(&format!("{family} in {dtype:?}, operands in bf16"), &model)?;
+            let (logits, served) = (whole(trained, &ids), whole(&model, &ids));
+            assert_same(&logits, &served, &format!("{family}: trained and served"));
+            if dtype == DType::F32 {
+                check(&format!("{family}, to train"), trained)?;
+                model.set_operands(Some(DType::BF16));
+                check(&format!("{family}, operands in bf16"), &model)?;
+            }
         }
     }
     Ok(())
