@@ -105,6 +105,35 @@ fn kinds_of_layers_count_in_families_that_read_them() {
     }
 }
 
+/// transformers raises when such a model runs.
+#[test]
+fn layers_with_a_window_need_one() {
+    let error = |kind: &str, entries: &Value| {
+        let error = LlamaConfig::parse("config.json", &file(kind, entries)).expect_err(kind);
+        error.to_string()
+    };
+    let types = json!(["full_attention", "full_attention", "sliding_attention"]);
+    for kind in ["mistral", "qwen2", "qwen3"] {
+        let mut entries = json!({
+            "use_sliding_window": true, "sliding_window": null, "max_window_layers": 0, "layer_types": types,
+        });
+        let message = error(kind, &entries);
+        assert!(message.contains("sliding_window"), "{message}");
+        assert!(
+            message.contains("layer_types has sliding_attention"),
+            "{message}"
+        );
+        if kind != "mistral" {
+            entries["sliding_window"] = json!(8);
+            entries["use_sliding_window"] = json!(false);
+            let message = error(kind, &entries);
+            assert!(message.contains("use_sliding_window"), "{message}");
+        }
+        entries["layer_types"] = json!(["full_attention", "full_attention", "full_attention"]);
+        assert_eq!(parse(kind, &entries).sliding_windows, [None; 3], "{kind}");
+    }
+}
+
 /// An entry that is null says that there is none.
 #[test]
 fn a_window_that_a_file_leaves_out_has_4096_tokens_in_some_families() {

@@ -61,17 +61,23 @@ fn positions_under_two_names_are_the_same() -> Result<()> {
 fn scores_under_two_names_are_the_same() -> Result<()> {
     let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.0,
         "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1 });
-    let both = |key: &str, value: Value| {
-        let mut old = yarn.clone();
-        old[key] = value;
-        let entries = json!({
+    let latent = || {
+        json!({
             "q_lora_rank": null, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 16,
             "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-            "partial_rotary_factor": 0.5, "rope_parameters": yarn, "rope_scaling": old,
-        });
+            "partial_rotary_factor": 0.5,
+        })
+    };
+    let both = |key: &str, value: Value| {
+        let mut entries = latent();
+        entries["rope_parameters"] = yarn.clone();
+        entries["rope_scaling"] = yarn.clone();
+        entries["rope_scaling"][key] = value;
         parse("mistral4", &entries)
     };
     both("factor", json!(4))?;
+    // Without them transformers would take YaRN with a factor of 128.
+    assert_eq!(refused(parse("mistral4", &latent())), "rope_parameters");
     for key in ["mscale_all_dim", "llama_4_scaling_beta"] {
         assert_eq!(refused(both(key, json!(0.5))), "rope_scaling", "{key}");
         assert_eq!(refused(both(key, Value::Null)), "rope_scaling", "{key}");

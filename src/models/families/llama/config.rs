@@ -120,12 +120,13 @@ impl LlamaConfig {
             // As in transformers, an entry of these families has no effect.
             _ => false,
         };
+        let types = layer_types(&config, kind, is_part);
         let sliding_windows = match has_windows {
-            true => {
-                let types = layer_types(&config, kind, is_part);
-                sliding_windows(&config, kind, types, num_layers)?
+            true => sliding_windows(&config, kind, types, num_layers)?,
+            false => {
+                without_windows(&config, "use_sliding_window", "true", types)?;
+                vec![None; num_layers]
             }
-            false => vec![None; num_layers],
         };
         Ok(Self {
             vocab_size: config.size("vocab_size", None)?,
@@ -174,9 +175,15 @@ impl LlamaConfig {
 
 /// The rotation of the part of a head that has positions.
 fn latent_rope(config: &Entries<'_>, mla: &MlaConfig, kind: &str) -> Result<RopeConfig> {
-    let whole = match kind {
-        "mistral4" => mla.plain_dim + mla.rotated_dim,
-        _ => mla.rotated_dim,
+    const PARAMETERS: &str = "rope_parameters";
+    let is_mistral = kind == "mistral4";
+    if is_mistral && config.get(PARAMETERS).is_none() && config.get("rope_scaling").is_none() {
+        // transformers would take those of its own, which are YaRN's.
+        return Err(config.error(PARAMETERS, "the rotary positions of Mistral 4"));
+    }
+    let whole = match is_mistral {
+        true => mla.plain_dim + mla.rotated_dim,
+        false => mla.rotated_dim,
     };
     let rope = RopeConfig::parse(config, whole, defaults::rope(kind))?;
     match rope.dim == mla.rotated_dim {
@@ -216,6 +223,24 @@ fn layer_types<'a>(config: &Entries<'a>, kind: &str, is_part: bool) -> Option<&'
 }
 
 const LAYER_TYPES: &str = "layer_types";
+const SLIDING: &str = "sliding_attention";
+
+/// Fails if a layer is to have a window and there is none, as transformers does when such a model runs.
+fn without_windows(
+    config: &Entries<'_>,
+    key: &str,
+    expected: &str,
+    types: Option<&Value>,
+) -> Result<()> {
+    let mut types = types.and_then(Value::as_array).into_iter().flatten();
+    match types.any(|of_layer| of_layer == SLIDING) {
+        true => {
+            let expected = format!("{expected}, as {LAYER_TYPES} has {SLIDING}");
+            Err(config.error(key, expected))
+        }
+        false => Ok(()),
+    }
+}
 
 /// The window of each layer: as `types` says, or in files without it from Qwen's `max_window_layers`.
 fn sliding_windows(
@@ -231,11 +256,12 @@ fn sliding_windows(
         None => defaults::window(kind).filter(|_| config.is_absent(KEY)),
     };
     let Some(window) = window else {
+        without_windows(config, KEY, "a number of tokens", types)?;
         return Ok(vec![None; num_layers]);
     };
     if let Some(types) = types {
         let of = |value: &Value| match value.as_str() {
-            Some("sliding_attention") => Some(Some(window)),
+            Some(SLIDING) => Some(Some(window)),
             Some("full_attention") => Some(None),
             _ => None,
         };

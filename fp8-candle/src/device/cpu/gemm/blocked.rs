@@ -155,7 +155,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         });
     }
 
-    /// Many rows: both operands are packed before the tiles that share them are multiplied.
+    /// Many rows: B is packed before the tiles that share it are multiplied, and so is A, unless each task packs its own rows.
     fn wide(&self) {
         let (m, k) = (self.a.kept(), self.k());
         let rows_at_once = {
@@ -163,17 +163,13 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             (PACKED_BYTES / row.max(1) / ROWS_STEP).max(1) * ROWS_STEP
         };
         let panels_at_once = {
-            let panel = self.values_len() * size_of::<E::Value>();
+            let panel = self.panel_len() * size_of::<E::Value>();
             (PACKED_BYTES / panel.max(1)).max(1)
         };
         let panels = self.panels();
         let mut b_values = Scratch::new(panels.min(panels_at_once) * self.values_len());
-        let own = self.own_rows();
-        let shared = if own.is_some() {
-            0
-        } else {
-            m.min(rows_at_once)
-        };
+        let own = self.own_rows(panels_at_once);
+        let shared = own.map_or(m.min(rows_at_once), |_| 0);
         let mut a_values = Scratch::new(a_len(shared, k));
         for first in (0..panels).step_by(panels_at_once) {
             let panels = first..panels.min(first + panels_at_once);
@@ -231,8 +227,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         (task_rows, task_panels)
     }
 
-    /// Multiplies and finishes these rows by these panels. `a`: packed rows; without them, this packs its own slice by slice. `stream`: what [`Block::stream`] takes, if tiles write the results past the
-    /// caches.
+    /// Multiplies and finishes these rows by these panels. `a`: packed rows; without them, this packs its own slice by slice. `stream`: what
+    /// [`Block::stream`] takes, if tiles write the results past the caches.
     pub(super) fn block(
         &self,
         a: Option<&PackedA<'_, E::Value>>,
@@ -323,8 +319,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             Panels::BySlice => Some(Scratch::new(range.len().min(span) * stride)),
             _ => None,
         };
-        let out = self.segment.is_none();
-        let out = out.then(|| self.place(rows.start, panels.start * Self::WIDTH));
+        let place = || self.place(rows.start, panels.start * Self::WIDTH);
+        let out = self.segment.is_none().then(place);
         let mut start = range.start;
         while start < range.end {
             let end = range.end.min((start / span + 1).saturating_mul(span));

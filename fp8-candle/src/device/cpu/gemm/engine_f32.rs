@@ -1,6 +1,6 @@
 //! The engine of processors without bf16 units: f32 multiply-adds of AVX-512, AVX2 or NEON.
 //!
-//! Codes are decoded directly into the tiles and panels that are multiplied; nothing stores them decoded in another order before.
+//! Codes are decoded directly into the tiles and panels that are multiplied; no decoded copy in another order is made first.
 
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, rows_of_a};
 use super::layout::{DEPTH, Order, ROWS_STEP, SLICE, SLICE_STRIDE};
@@ -248,7 +248,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 ];
                 let col = index * T::ORDER.panel();
                 if let Some(out) = out {
-                    out.prefetch(row..row + height, col);
+                    out.prefetch(row..row + height, col..col + T::ORDER.panel());
                 }
                 let sums = Sums {
                     values: &mut values[row * stride + col..],

@@ -1,7 +1,7 @@
 //! Products of many rows whose tasks pack their own rows of A, slice by slice, while B is packed once for all of them.
 //!
-//! Where values take four bytes, all rows together do not fit into a core's cache. Written to the cache that cores share, and read from
-//! it, they came and went more slowly than they are packed.
+//! In f32, all packed rows do not fit into one core's cache. Writing them to the cache that cores share and reading them back takes longer
+//! than packing some of them again.
 
 use super::kernel::Engine;
 use super::product::{Panels, Product};
@@ -12,17 +12,14 @@ use std::ops::Range;
 const LEAST_ROWS: usize = 48;
 const MOST_ROWS: usize = 112;
 
-/// The most columns of a task.
+/// The most columns of a task; half of them if its sums are made in segments, which are summed beside their total.
 const COLS: usize = 512;
 
-/// How often the same rows may be packed.
+/// The most times the same rows may be packed.
 const TIMES: usize = 2;
 
-/// Rows of each task for a product of `rows` rows by `cols` columns; None if it would have too few rows or be packed too often.
-fn task_rows(rows: usize, cols: usize, threads: usize) -> Option<usize> {
-    if cols > TIMES * COLS {
-        return None;
-    }
+/// Rows of each task for a product of `rows` rows; None if a task would have too few.
+fn task_rows(rows: usize, threads: usize) -> Option<usize> {
     let mut tasks = rows.div_ceil(MOST_ROWS).next_multiple_of(threads);
     // A thread may come late or be interrupted.
     while threads > 1 && tasks < 4 * threads && rows.div_ceil(tasks + threads) >= LEAST_ROWS {
@@ -32,10 +29,24 @@ fn task_rows(rows: usize, cols: usize, threads: usize) -> Option<usize> {
 }
 
 impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
-    /// Rows of each task, if tasks pack their own.
-    pub(super) fn own_rows(&self) -> Option<usize> {
-        let rows = task_rows(self.a.kept(), self.b.kept(), self.threads);
-        rows.filter(|_| self.engine.packs_slices())
+    /// Rows of each task, if tasks pack their own; `panels_at_once`: how many panels of B are packed at a time.
+    pub(super) fn own_rows(&self, panels_at_once: usize) -> Option<usize> {
+        let (panels, of_task) = (self.panels(), self.task_panels());
+        let parts = (0..panels).step_by(panels_at_once);
+        let times = parts.map(|first| panels_at_once.min(panels - first).div_ceil(of_task));
+        if !self.engine.packs_slices() || times.sum::<usize>() > TIMES {
+            return None;
+        }
+        task_rows(self.a.kept(), self.threads)
+    }
+
+    fn task_panels(&self) -> usize {
+        let cols = if self.segment.is_some() {
+            COLS / 2
+        } else {
+            COLS
+        };
+        cols / Self::WIDTH
     }
 
     /// Multiplies all rows by these panels of `b`; `task_rows` is from [`Product::own_rows`].
@@ -45,7 +56,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         panels: Range<usize>,
         b: Panels<'_, E::Value>,
     ) {
-        let (m, task_panels) = (self.a.kept(), COLS / Self::WIDTH);
+        let (m, task_panels) = (self.a.kept(), self.task_panels());
         let down = m.div_ceil(task_rows);
         self.for_each(down * panels.len().div_ceil(task_panels), |task| {
             let row = task % down * task_rows;
@@ -62,19 +73,17 @@ mod tests {
 
     #[test]
     fn threads_get_equal_shares_of_rows() {
-        for (rows, cols, threads, tasks) in [
-            (1024, 256, 1, 10),
-            (1024, 256, 2, 10),
-            (256, 1024, 2, 4),
-            (1024, 256, 16, 16),
-            (2048, 512, 3, 21),
+        for (rows, threads, tasks) in [
+            (1024, 1, 10),
+            (1024, 2, 10),
+            (256, 2, 4),
+            (1024, 16, 16),
+            (2048, 3, 21),
         ] {
-            let of_task = task_rows(rows, cols, threads).unwrap();
-            assert_eq!(rows.div_ceil(of_task), tasks, "{rows}x{cols} {threads}");
+            let of_task = task_rows(rows, threads).unwrap();
+            assert_eq!(rows.div_ceil(of_task), tasks, "{rows} {threads}");
             assert!((LEAST_ROWS..=MOST_ROWS).contains(&of_task), "{of_task}");
         }
-        // Packed three times; too few rows for each thread.
-        assert_eq!(task_rows(1024, 1025, 1), None);
-        assert_eq!(task_rows(256, 256, 8), None);
+        assert_eq!(task_rows(256, 8), None);
     }
 }

@@ -86,7 +86,7 @@ pub(super) struct Sums<'a> {
 pub(super) struct Mode {
     /// Add to the existing values instead of starting with zero.
     pub(super) accumulate: bool,
-    /// The first index of the sum within its slice.
+    /// The first index of the sum within its slice; 0 if the slice was packed from this index on.
     pub(super) skip: usize,
     /// Elements of A from one slice to the next.
     pub(super) next_slice: usize,
@@ -107,12 +107,14 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Prefetches the places of these rows from column `col` on, as many as are in a line of the cache.
+    /// Prefetches the lines of these rows and columns.
     #[inline]
-    pub(super) fn prefetch(self, rows: Range<usize>, col: usize) {
+    pub(super) fn prefetch(self, rows: Range<usize>, cols: Range<usize>) {
         for row in rows {
-            let at = row * self.row + col * self.element;
-            prefetch::to_write(self.address.wrapping_add(at));
+            let row = self.address.wrapping_add(row * self.row);
+            for at in (cols.start * self.element..cols.end * self.element).step_by(LINE) {
+                prefetch::to_write(row.wrapping_add(at));
+            }
         }
     }
 }
@@ -216,7 +218,8 @@ pub(super) trait Engine: Copy + Send + Sync {
         false
     }
 
-    /// Packs kept indices `rows` for `range` of the sum, a slice or a part of one that begins at a multiple of [`DEPTH`], as a slice of A.
+    /// Packs kept indices `rows` for `range` of the sum as a slice of A, from the beginning of `dst` on. `range` lies within one slice and
+    /// begins at a multiple of [`DEPTH`]. Scales are not folded in.
     fn pack_slice(
         self,
         _format: Format,

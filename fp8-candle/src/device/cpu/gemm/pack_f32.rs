@@ -159,8 +159,8 @@ fn decode_panel_as<const E5M2: bool>(packed: &[u8], width: usize, dst: &mut [f32
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 12;
 
-/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum. `range` is
-/// not longer than a slice. What lies behind in `dst`, which has place for [`DEPTH`] more indices of the sum, is overwritten.
+/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum. `dst` has room
+/// for [`DEPTH`] more indices of the sum; part of that room is overwritten.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile(
     format: Format,
@@ -174,7 +174,7 @@ pub(super) fn tile(
     dst[len * height..len.next_multiple_of(DEPTH) * height].fill(0.);
 }
 
-/// [`tile`] without zeros.
+/// [`tile`] without the padding.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile_as<const F: usize>(
@@ -195,7 +195,8 @@ fn tile_as<const F: usize>(
     // Values of two indices of the sum, or of one.
     let two = |k: usize, codes: __m128i| {
         let [even, odd] = decode::<F>(codes);
-        // SAFETY: at most eight rows, and `k` is below the next multiple of 16: these vectors end before the place does.
+        // SAFETY: `k + 1` is at most `len + 14`, and `height` from 1 to 8: the last of these eight values lies within
+        // `(len + DEPTH) * height`.
         unsafe {
             _mm256_storeu_ps(to.add(k * height), even);
             _mm256_storeu_ps(to.add((k + 1) * height), odd);
@@ -203,7 +204,7 @@ fn tile_as<const F: usize>(
     };
     let one = |k: usize, codes: __m128i| {
         let [low, high] = decode::<F>(codes);
-        // SAFETY: nine rows or more, and `k` as above.
+        // SAFETY: `k` is at most `len + 14`, and `height` at least 9: as above, for sixteen values.
         unsafe {
             _mm256_storeu_ps(to.add(k * height), low);
             _mm256_storeu_ps(to.add(k * height + 8), high);

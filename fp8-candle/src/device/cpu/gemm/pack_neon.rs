@@ -1,5 +1,5 @@
 //! Packing to f32 on aarch64, with the functions of `pack_f32.rs`: codes are brought into the order of `layout.rs` and then decoded,
-//! a slice at a time.
+//! a few indices of the sum at a time.
 //!
 //! This has been run under an emulator only, and its speed is unmeasured.
 
@@ -12,8 +12,7 @@ use std::ops::Range;
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 8;
 
-/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum. `range` is
-/// not longer than a slice. What lies behind in `dst` is left alone.
+/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum.
 #[target_feature(enable = "neon")]
 pub(super) fn tile(
     format: Format,
@@ -23,7 +22,8 @@ pub(super) fn tile(
     dst: &mut [f32],
 ) {
     let height = rows.len();
-    // Room for a vector after them.
+    assert!(dst.len() >= range.len().next_multiple_of(DEPTH) * height);
+    // Codes of some indices of the sum, and room for a vector after them.
     let mut codes = [0u8; MOST_ROWS * DEPTH + 16];
     let firsts = range.clone().step_by(DEPTH);
     for (first, dst) in firsts.zip(dst.chunks_exact_mut(DEPTH * height)) {

@@ -20,7 +20,7 @@ const PARALLEL_ELEMENTS: usize = 1 << 15;
 /// Codes from which a separate task pays off.
 pub(super) const TASK_CODES: usize = 1 << 15;
 
-/// Indices of the sum by which packed panels are farther apart than they are long.
+/// Indices of the sum that would fit between one packed panel and the next.
 const SPREAD: usize = 64;
 
 /// One product in progress.
@@ -74,8 +74,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         padded(self.k()) * Self::WIDTH
     }
 
-    /// Elements from one packed panel to the next. Without the rest, slices of panels of 1024 elements would share a few sets of the
-    /// caches.
+    /// Elements from one packed panel to the next. Without this gap, the slices of panels whose length is a power of two would fall into
+    /// the same few sets of the second-level cache.
     pub(super) fn values_len(&self) -> usize {
         self.panel_len() + SPREAD * Self::WIDTH
     }
@@ -169,6 +169,10 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let Elements::Codes(codes) = self.a.elements else {
             unreachable!("engines that pack slices multiply codes");
         };
+        debug_assert!(
+            self.exponents[0].is_none(),
+            "slices are packed without scales"
+        );
         let (matrix, range) = (
             Matrix::new(self.a, codes),
             range.start..range.end.min(self.k()),
@@ -208,23 +212,28 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     /// Packs these panels of B, in parallel.
     pub(super) fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
         let (len, k) = (self.values_len(), padded(self.k()));
-        // As for A: lines of the cache hold the codes of one index of the sum for several panels.
-        let (step, least) = match self.b.contraction {
-            Contraction::Rows => (DEPTH, LINE / Self::WIDTH),
-            Contraction::Cols => (k.max(1), 1),
+        // Panels and indices of the sum of a task, and indices that are packed for all its panels before the next ones: a line of the
+        // cache holds the codes of one row for several panels.
+        let (of_task, depth, step) = match self.b.contraction {
+            Contraction::Rows => {
+                let panels = LINE / Self::WIDTH;
+                (panels, TASK_CODES / (panels * Self::WIDTH), DEPTH)
+            }
+            Contraction::Cols => ((TASK_CODES / len).max(1), k.max(1), k.max(1)),
         };
-        let per_task = (TASK_CODES / len.max(1)).max(least);
+        let across = panels.len().div_ceil(of_task);
         let values = Shared::new(values);
         let elements = panels.len() * len;
-        self.pack_each(elements, panels.len().div_ceil(per_task), |task| {
-            let of_task = task * per_task..panels.len().min((task + 1) * per_task);
-            for begin in (0..k).step_by(step) {
+        self.pack_each(elements, across * k.div_ceil(depth), |task| {
+            let first = task % across * of_task;
+            let start = task / across * depth;
+            for begin in (start..k.min(start + depth)).step_by(step) {
                 let range = begin..k.min(begin + step);
-                for panel in of_task.clone() {
-                    let [start, end] =
-                        [range.start, range.end].map(|k| panel * len + k * Self::WIDTH);
-                    // SAFETY: each task has its own panels.
-                    let values = unsafe { values.part(start..end) };
+                for panel in first..panels.len().min(first + of_task) {
+                    let at = panel * len;
+                    let place = at + range.start * Self::WIDTH..at + range.end * Self::WIDTH;
+                    // SAFETY: each task has its own panels, or its own part of them.
+                    let values = unsafe { values.part(place) };
                     self.pack_b(panels.start + panel, range.clone(), values);
                 }
             }

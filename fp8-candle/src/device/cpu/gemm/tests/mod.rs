@@ -358,16 +358,23 @@ fn results_are_rounded_before_the_bias_is_added() {
 #[test]
 #[cfg_attr(miri, ignore = "takes hours")]
 fn the_number_of_threads_changes_nothing() {
-    // Tasks of `in_slices.rs` pack their own rows, unless there are many threads (the fourth) or columns (the last).
-    for ((m, n, k), of_a, of_b) in [
-        ((2, 500, 900), Cols, Rows),
-        ((100, 500, 900), Cols, Rows),
-        ((400, 300, 1100), Cols, Rows),
-        ((250, 200, 700), Rows, Cols),
-        ((205, 1100, 300), Rows, Rows),
+    let rowwise = (Granularity::Rowwise, Granularity::Rowwise);
+    // Segments of 32.
+    let block = |cols| Granularity::Blockwise { rows: 1, cols };
+    let blocks = (block(64), block(96));
+    // With f32 units and more than 192 rows, tasks pack their own rows (`in_slices.rs`), unless there are many threads (250 rows with 8) or
+    // columns (1100).
+    for ((m, n, k), of_a, of_b, granularity) in [
+        ((2, 500, 900), Cols, Rows, rowwise),
+        ((100, 500, 900), Cols, Rows, rowwise),
+        ((400, 300, 1100), Cols, Rows, rowwise),
+        ((250, 200, 700), Rows, Cols, rowwise),
+        ((250, 200, 700), Rows, Cols, blocks),
+        ((250, 300, 700), Cols, Rows, blocks),
+        ((205, 1100, 300), Rows, Rows, rowwise),
     ] {
-        let a = Operand::new(1, (m, k), (Format::E4M3, Granularity::Rowwise, of_a));
-        let b = Operand::new(2, (n, k), (Format::E5M2, Granularity::Rowwise, of_b));
+        let a = Operand::new(1, (m, k), (Format::E4M3, granularity.0, of_a));
+        let b = Operand::new(2, (n, k), (Format::E5M2, granularity.1, of_b));
         for isa in Isa::available() {
             let run = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);

@@ -71,6 +71,61 @@ fn check<T: Tiles>() {
     }
 }
 
+/// Parts of a slice, of every height, whose vectors end within the room that a tile has.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn tiles_of_all_heights_stay_in_their_room() {
+    use super::super::pack_f32::{MOST_ROWS, tile};
+    if !Isa::available().any(|isa| isa.level() == fp8_core::IsaLevel::Avx2) {
+        println!("skipped: no avx2");
+        return;
+    }
+    let (kept, contracted) = (30, 300);
+    let codes: Vec<u8> = (0..kept * contracted)
+        .map(|i| (i * 37 + i / 256) as u8)
+        .collect();
+    let check =
+        |format: Format, contraction, [row, height]: [usize; 2], [start, len]: [usize; 2]| {
+            let matrix = Matrix {
+                elements: &codes,
+                kept,
+                contracted,
+                contraction,
+            };
+            let room = (len + DEPTH) * height;
+            let mut packed = vec![UNTOUCHED; room + 64];
+            let (dst, behind) = packed.split_at_mut(room);
+            // SAFETY: the processor has AVX2, FMA and F16C.
+            unsafe { tile(format, matrix, row..row + height, start..start + len, dst) };
+            let what = format!("{format} {contraction:?} {height}x{len}");
+            assert!(behind.iter().all(|&x| x == UNTOUCHED), "{what}");
+            let padded = len.next_multiple_of(DEPTH);
+            for (at, &got) in dst[..padded * height].iter().enumerate() {
+                let (k, row) = (at / height, row + at % height);
+                let expected = match k < len {
+                    true => format.decode(codes[matrix.place(row, start + k)]),
+                    false => 0.,
+                };
+                assert!(
+                    same(got, expected),
+                    "{what} [{row}, {k}]: {got}, expected {expected}"
+                );
+            }
+        };
+    for format in Format::ALL {
+        for contraction in [Cols, Rows] {
+            for height in 1..=MOST_ROWS {
+                for len in [1, 2, 3, 15, 16, 17, 31, 32, 44, 65] {
+                    // The last codes of the operand, and others.
+                    let end = [kept - height, contracted - len];
+                    check(format, contraction, [end[0], height], [end[1], len]);
+                    check(format, contraction, [0, height], [7, len]);
+                }
+            }
+        }
+    }
+}
+
 fn check_a<T: Tiles>(
     engine: F32Engine<T>,
     format: Format,
