@@ -107,13 +107,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Prefetches the lines of these rows and columns.
+    /// Prefetches `lines` lines of each of these rows, from column `col` on.
     #[inline]
-    pub(super) fn prefetch(self, rows: Range<usize>, cols: Range<usize>) {
+    pub(super) fn prefetch(self, rows: Range<usize>, col: usize, lines: usize) {
         for row in rows {
-            let row = self.address.wrapping_add(row * self.row);
-            for at in (cols.start * self.element..cols.end * self.element).step_by(LINE) {
-                prefetch::to_write(row.wrapping_add(at));
+            let at = row * self.row + col * self.element;
+            for line in 0..lines {
+                prefetch::to_write(self.address.wrapping_add(at + line * LINE));
             }
         }
     }
