@@ -2,7 +2,6 @@
 //!
 //! Codes are decoded directly into the tiles and panels that are multiplied; no decoded copy in another order is made first.
 
-use super::super::scratch::LINE;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, part, rows_of_a};
 use super::layout::{DEPTH, Order, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
@@ -229,7 +228,6 @@ impl<T: Tiles> Engine for F32Engine<T> {
         } = mode;
         let Sums { values, stride } = sums;
         let tiles = rows.div_ceil(T::ROWS);
-        let lines = out.map_or(0, |out| (T::ORDER.panel() * out.element).div_ceil(LINE));
         for index in 0..panels {
             let Panel::Values(b) = panel(index) else {
                 unreachable!("panels of a task are all packed or all decoded");
@@ -250,7 +248,7 @@ impl<T: Tiles> Engine for F32Engine<T> {
                 ];
                 let col = index * T::ORDER.panel();
                 if let Some(out) = out {
-                    out.prefetch(row..row + height, col, lines);
+                    out.prefetch(row..row + height, col);
                 }
                 let sums = Sums {
                     values: &mut values[row * stride + col..],

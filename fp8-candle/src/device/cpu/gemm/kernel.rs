@@ -107,14 +107,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Prefetches `lines` lines of each of these rows, from column `col` on.
+    /// Prefetches the places of these rows from column `col` on, one line of each.
     #[inline]
-    pub(super) fn prefetch(self, rows: Range<usize>, col: usize, lines: usize) {
+    pub(super) fn prefetch(self, rows: Range<usize>, col: usize) {
         for row in rows {
             let at = row * self.row + col * self.element;
-            for line in 0..lines {
-                prefetch::to_write(self.address.wrapping_add(at + line * LINE));
-            }
+            prefetch::to_write(self.address.wrapping_add(at));
         }
     }
 }

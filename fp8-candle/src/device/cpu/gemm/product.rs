@@ -212,28 +212,23 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     /// Packs these panels of B, in parallel.
     pub(super) fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
         let (len, k) = (self.values_len(), padded(self.k()));
-        // Panels and indices of the sum of a task, and indices that are packed for all its panels before the next ones: a line of the
-        // cache holds the codes of one row for several panels.
-        let (of_task, depth, step) = match self.b.contraction {
-            Contraction::Rows => {
-                let panels = LINE / Self::WIDTH;
-                (panels, TASK_CODES / (panels * Self::WIDTH), DEPTH)
-            }
-            Contraction::Cols => ((TASK_CODES / len).max(1), k.max(1), k.max(1)),
+        // Lines of the cache hold the codes of one index of the sum for several panels.
+        let (step, least) = match self.b.contraction {
+            Contraction::Rows => (DEPTH, LINE / Self::WIDTH),
+            Contraction::Cols => (k.max(1), 1),
         };
-        let across = panels.len().div_ceil(of_task);
+        let per_task = (TASK_CODES / len.max(1)).max(least);
         let values = Shared::new(values);
         let elements = panels.len() * len;
-        self.pack_each(elements, across * k.div_ceil(depth), |task| {
-            let first = task % across * of_task;
-            let start = task / across * depth;
-            for begin in (start..k.min(start + depth)).step_by(step) {
+        self.pack_each(elements, panels.len().div_ceil(per_task), |task| {
+            let of_task = task * per_task..panels.len().min((task + 1) * per_task);
+            for begin in (0..k).step_by(step) {
                 let range = begin..k.min(begin + step);
-                for panel in first..panels.len().min(first + of_task) {
-                    let at = panel * len;
-                    let place = at + range.start * Self::WIDTH..at + range.end * Self::WIDTH;
-                    // SAFETY: each task has its own panels, or its own part of them.
-                    let values = unsafe { values.part(place) };
+                for panel in of_task.clone() {
+                    let [start, end] =
+                        [range.start, range.end].map(|k| panel * len + k * Self::WIDTH);
+                    // SAFETY: each task has its own panels.
+                    let values = unsafe { values.part(start..end) };
                     self.pack_b(panels.start + panel, range.clone(), values);
                 }
             }
