@@ -6,7 +6,7 @@
 use super::error::{Error, Result, internal, shape};
 use super::grads::ScaledGrads;
 use super::options::Options;
-use super::value::{Data, Node, Scaled, next_id};
+use super::value::{Data, Node, Scaled, Vjp, next_id};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -42,10 +42,20 @@ impl Scaled {
 
     /// [`Scaled::record`] for any number of parents.
     pub(super) fn record_many(
-        mut value: Scaled,
+        value: Scaled,
         op: &'static str,
         parents: &[&Scaled],
         vjp: impl Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync + 'static,
+    ) -> Scaled {
+        Self::record_node(value, op, parents, Arc::new(vjp))
+    }
+
+    /// [`Scaled::record_many`], compiled once for all operations.
+    fn record_node(
+        mut value: Scaled,
+        op: &'static str,
+        parents: &[&Scaled],
+        vjp: Arc<Vjp>,
     ) -> Scaled {
         if value.origin.is_none()
             && let Data::Float(data) = &value.data
@@ -62,7 +72,7 @@ impl Scaled {
                 op,
                 dims: value.dims().to_vec(),
                 parents: parents.iter().map(|parent| parent.node.clone()).collect(),
-                vjp: Mutex::new(Some(Arc::new(vjp))),
+                vjp: Mutex::new(Some(vjp)),
                 is_leaf: false,
                 reads: parents
                     .iter()

@@ -1,7 +1,7 @@
 //! Parameters in parts: N ranks give what N ranks with whole parameters give, to the bit.
 
 use crate::sharding::{Sharded, on_parts};
-use crate::training::{adamw, loss_of, micro_batch, on_ranks};
+use crate::training::{adamw, loss_of, micro_batch, numbers_of_ranks, on_ranks};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8::checkpoint::{TrainingMeta, save_fp8_state, save_training};
 use fp8::nn;
@@ -30,7 +30,7 @@ const RECIPES: [Option<&str>; 10] = [
 #[test]
 fn parts_equal_whole_parameters_to_the_bit() {
     for recipe in RECIPES {
-        for ranks in [2, 4] {
+        for &ranks in numbers_of_ranks(recipe) {
             let whole = threads::run(ranks, |group| {
                 on_ranks(
                     &group,

@@ -1,6 +1,7 @@
 //! Weights in parts that travel as FP8 codes: the same bits as in f32, in a quarter of the bytes.
 
 use crate::sharding::{Sharded, on_parts};
+use crate::training::numbers_of_ranks;
 use candle_core::{DType, Device, Tensor};
 use fp8::config::Fp8LinearConfig;
 use fp8::nn::{self, Embedding, Linear};
@@ -33,7 +34,7 @@ fn codes_equal_values_to_the_bit() {
         ("powers of two", &powers_of_two),
     ];
     for (name, recipe) in recipes {
-        for ranks in [2, 4] {
+        for &ranks in numbers_of_ranks(Some(name)) {
             let run = |codes| {
                 threads::run(ranks, |group| {
                     on_parts(&group, Some(recipe(codes)), STEPS).unwrap()

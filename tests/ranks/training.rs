@@ -27,6 +27,14 @@ pub fn config() -> GptConfig {
     }
 }
 
+/// Numbers of ranks. Four add and gather in another order than two, which has nothing to do with the recipe.
+pub fn numbers_of_ranks(recipe: Option<&str>) -> &'static [usize] {
+    match recipe {
+        None | Some("delayed") => &[2, 4],
+        _ => &[2],
+    }
+}
+
 /// Tensors of a training checkpoint, as bytes.
 pub type State = BTreeMap<String, Vec<u8>>;
 /// The optimizer. With this norm, some steps are clipped and others are not.

@@ -13,8 +13,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-const HIDDEN: usize = 256;
-const INTERMEDIATE: usize = 384;
+const HIDDEN: usize = 128;
+const INTERMEDIATE: usize = 256;
 const VOCABULARY: usize = 512;
 
 const EXPERTS: usize = 4;

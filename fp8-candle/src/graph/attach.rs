@@ -145,6 +145,16 @@ pub(crate) fn attach_all(
     result: Ready,
     backward: impl Fn(&[&Tensor], &Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
 ) -> Result<Tensor> {
+    attach_node(name, args, result, Box::new(backward))
+}
+
+/// [`attach_all`], compiled once for all operations.
+fn attach_node(
+    name: &'static str,
+    args: &[&Tensor],
+    result: Ready,
+    backward: Box<Backward>,
+) -> Result<Tensor> {
     if !args.iter().any(|arg| arg.track_op()) {
         return result.into_tensor();
     }

@@ -292,8 +292,8 @@ fn a_bias_in_f64_is_added_in_f64() -> Result<()> {
 #[test]
 fn same_bits_for_any_number_of_threads() -> Result<()> {
     for (m, n, k) in [
-        (131, 130, 8070),
-        (700, 600, 513),
+        (131, 66, 8070),
+        (700, 200, 513),
         (1, 4096, 1024),
         (3000, 40, 64),
     ] {
@@ -302,7 +302,7 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
                 let a = Operand::new(1, (m, k), (Format::E4M3, granularity, a_contraction))?;
                 let b = Operand::new(2, (n, k), (Format::E5M2, granularity, b_contraction))?;
                 let mut first: Option<Vec<f64>> = None;
-                for threads in [1, 2, 3, 5] {
+                for threads in [1, 2, 5] {
                     let pool = rayon::ThreadPoolBuilder::new()
                         .num_threads(threads)
                         .build()

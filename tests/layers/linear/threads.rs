@@ -34,9 +34,9 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
 fn print_bits() -> Result<()> {
     // Products of few rows and of many, shared by threads; casts of several tasks.
     for (m, k, n) in [
-        (196, 1030, 520),
-        (384, 513, 320),
-        (2000, 96, 350),
+        (196, 1030, 200),
+        (384, 513, 160),
+        (1000, 96, 180),
         (1, 2048, 1024),
     ] {
         let (x, weight, g) = operands(m, k, n);

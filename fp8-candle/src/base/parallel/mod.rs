@@ -65,23 +65,27 @@ pub fn map<I: Send, Out: Send>(
     let Some(second) = second else {
         return vec![task(first)];
     };
-    let slots: Vec<Mutex<Slot<I, Out>>> = [first, second]
-        .into_iter()
-        .chain(items)
-        .map(|item| Mutex::new(Slot::Item(item)))
-        .collect();
+    // Loops instead of adaptors: all of this is compiled for each task.
+    let mut slots = vec![
+        Mutex::new(Slot::Item(first)),
+        Mutex::new(Slot::Item(second)),
+    ];
+    for item in items {
+        slots.push(Mutex::new(Slot::Item(item)));
+    }
     tasks::for_each(slots.len(), |index| {
         let mut slot = lock(&slots[index]);
         if let Slot::Item(item) = std::mem::replace(&mut *slot, Slot::Taken) {
             *slot = Slot::Out(task(item));
         }
     });
-    let out = slots.into_iter().filter_map(|slot| {
+    let mut out = Vec::with_capacity(slots.len());
+    for slot in slots {
         match slot.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Slot::Out(out) => Some(out),
+            Slot::Out(result) => out.push(result),
             // A loop that has returned has run every task.
-            Slot::Item(_) | Slot::Taken => None,
+            Slot::Item(_) | Slot::Taken => {}
         }
-    });
-    out.collect()
+    }
+    out
 }

@@ -8,11 +8,11 @@ use crate::base::parallel::pool;
 
 /// Runs `task` for each index below `count`.
 pub(crate) fn for_each(count: usize, task: impl Fn(usize) + Sync) {
-    if count <= 1 {
-        (0..count).for_each(task);
-        return;
+    match count {
+        0 => {}
+        1 => task(0),
+        _ => pool::for_each(rayon::current_num_threads(), count, &task),
     }
-    pool::for_each(rayon::current_num_threads(), count, &task);
 }
 
 #[cfg(test)]

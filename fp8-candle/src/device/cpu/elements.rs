@@ -7,9 +7,10 @@ use crate::base::error::{Result, internal};
 use crate::base::math::Real;
 use crate::device::{filled, filled_in_pieces};
 use bytemuck::NoUninit;
-use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
+use candle_core::{DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;
 use half::{bf16, f16};
+use std::ops::Deref;
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
 pub(crate) trait Element: WithDType + HighPrecision + NoUninit + Plain {
@@ -165,7 +166,10 @@ pub(crate) fn compute_dtype(dtype: DType) -> DType {
 }
 
 /// The values of a contiguous tensor.
-fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+fn slice<'a, T: WithDType>(storage: &'a Storage, layout: &Layout) -> Result<&'a [T]> {
+    let Storage::Cpu(storage) = storage else {
+        internal!("a fused op takes CPU tensors");
+    };
     match layout.contiguous_offsets() {
         // A part of an empty tensor may start behind its end.
         Some((start, end)) if start == end => Ok(&[]),
@@ -177,24 +181,27 @@ fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&
     }
 }
 
+/// Tensors of any layout, made contiguous. A function of its own, as [`with_slices`] is compiled for each closure that it gets.
+fn contiguous(tensors: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
+    tensors.iter().map(|tensor| tensor.contiguous()).collect()
+}
+
 /// Calls `f` with the values of CPU tensors of one dtype, made contiguous first.
 pub(crate) fn with_slices<T: WithDType, const N: usize, Out>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> Out,
 ) -> Result<Out> {
-    let tensors = tensors
-        .iter()
-        .map(|t| t.contiguous())
-        .collect::<candle_core::Result<Vec<_>>>()?;
-    let storages: Vec<_> = tensors.iter().map(|t| t.storage_and_layout()).collect();
+    let tensors = contiguous(&tensors)?;
+    let storages = storages(&tensors);
     let mut slices: [&[T]; N] = [&[]; N];
     for (out, (storage, layout)) in slices.iter_mut().zip(&storages) {
-        *out = match &**storage {
-            Storage::Cpu(storage) => slice(storage, layout)?,
-            _ => internal!("a fused op takes CPU tensors"),
-        };
+        *out = slice(storage, layout)?;
     }
     Ok(f(slices))
+}
+
+fn storages(tensors: &[Tensor]) -> Vec<(impl Deref<Target = Storage>, &Layout)> {
+    tensors.iter().map(Tensor::storage_and_layout).collect()
 }
 
 /// Calls `f` with the values of a CPU tensor, which is `what` of `op`, made contiguous first.
@@ -282,6 +289,18 @@ pub(crate) fn map_rows_to<T: Element, U: Element<Real = T::Real>, const N: usize
     inputs: [&[T]; N],
     cols: usize,
     f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
+) -> Vec<U> {
+    rows_to(inputs, cols, &f)
+}
+
+/// What [`map_rows_to`] calls with the number of the first row.
+type OfRows<'a, R, const N: usize> = &'a (dyn Fn(usize, [&[R]; N], &mut [R]) + Sync);
+
+/// [`map_rows_to`], compiled once for all functions.
+fn rows_to<T: Element, U: Element<Real = T::Real>, const N: usize>(
+    inputs: [&[T]; N],
+    cols: usize,
+    f: OfRows<'_, T::Real, N>,
 ) -> Vec<U> {
     let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
     let lens = [block_rows(count / cols, cols) * cols, piece_len(cols)];

@@ -25,6 +25,9 @@ pub(super) trait Rows<V>: Fn(Range<usize>, usize, &mut [V]) + Sync {}
 
 impl<V, F: Fn(Range<usize>, usize, &mut [V]) + Sync> Rows<V> for F {}
 
+/// `finish(row, col, sums)`, see [`product`].
+type Finish<'a, V> = &'a (dyn Fn(usize, usize, &[V]) + Sync);
+
 /// Sizes of a product: rows of x, rows of w, and the length of the sums.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -55,15 +58,15 @@ pub(super) fn product<W: Held>(
     (w, held): (impl Rows<f32>, Option<&[W]>),
     finish: impl Fn(usize, usize, &[f32]) + Sync,
 ) {
-    let w = (&w, held);
+    let (w, finish): (_, Finish<'_, f32>) = ((&w as &dyn Rows<f32>, held), &finish);
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 | IsaLevel::Avx512Bf16 | IsaLevel::Amx => {
-            Product::new(x86::Avx512::of(isa), sizes, &x, w, &finish).run();
+            Product::new(x86::Avx512::of(isa), sizes, &x, w, finish).run();
         }
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx2 => Product::new(x86::Avx2::of(isa), sizes, &x, w, &finish).run(),
-        _ => Product::new(Some(Portable::default()), sizes, &x, w, &finish).run(),
+        IsaLevel::Avx2 => Product::new(x86::Avx2::of(isa), sizes, &x, w, finish).run(),
+        _ => Product::new(Some(Portable::default()), sizes, &x, w, finish).run(),
     }
 }
 
@@ -74,7 +77,7 @@ pub(super) fn product_f64(
     w: impl Rows<f64>,
     finish: impl Fn(usize, usize, &[f64]) + Sync,
 ) {
-    let w = (&w, None::<&[f64]>);
+    let w = (&w as &dyn Rows<f64>, None::<&[f64]>);
     Product::new(Some(Portable::default()), sizes, &x, w, &finish).run();
 }
 
@@ -102,17 +105,17 @@ const AHEAD: usize = 8 << 10;
 /// Multiply-adds from which a second thread pays off.
 const PARALLEL_WORK: usize = 1 << 19;
 
-/// One product in progress.
-struct Product<'a, K, X, W, H, F> {
+/// One product in progress. Compiled for each kernel, whatever gives the rows and takes the sums.
+struct Product<'a, K: Tiles, H> {
     kernels: K,
     sizes: Sizes,
     /// Elements from one packed row to the next.
     stride: usize,
-    x: &'a X,
-    w: &'a W,
+    x: &'a dyn Rows<K::Value>,
+    w: &'a dyn Rows<K::Value>,
     /// The rows of w, if they are read where they lie. They have no padding.
     held: Option<&'a [H]>,
-    finish: &'a F,
+    finish: Finish<'a, K::Value>,
 }
 
 /// Rows of x and rows of w.
@@ -122,20 +125,13 @@ struct Block {
     cols: Range<usize>,
 }
 
-impl<'a, K, X, W, H, F> Product<'a, K, X, W, H, F>
-where
-    K: Tiles + Adds<H, Sum = <K as Tiles>::Value>,
-    H: Sync,
-    X: Rows<K::Value>,
-    W: Rows<K::Value>,
-    F: Fn(usize, usize, &[K::Value]) + Sync,
-{
+impl<'a, K: Tiles + Adds<H, Sum = <K as Tiles>::Value>, H: Sync> Product<'a, K, H> {
     fn new(
         kernels: Option<K>,
         sizes: Sizes,
-        x: &'a X,
-        (w, held): (&'a W, Option<&'a [H]>),
-        finish: &'a F,
+        x: &'a dyn Rows<K::Value>,
+        (w, held): (&'a dyn Rows<K::Value>, Option<&'a [H]>),
+        finish: Finish<'a, K::Value>,
     ) -> Self {
         let padded = sizes.k.next_multiple_of(LANES);
         let in_place = sizes.m <= TILES_IN_PLACE * K::ROWS && padded == sizes.k;
@@ -221,7 +217,7 @@ where
     }
 
     /// Rows of an operand, and zeros after each.
-    fn pack(&self, from: &impl Rows<K::Value>, rows: Range<usize>, values: &mut [K::Value]) {
+    fn pack(&self, from: &dyn Rows<K::Value>, rows: Range<usize>, values: &mut [K::Value]) {
         let k = self.sizes.k;
         if k == 0 {
             return;

@@ -160,12 +160,15 @@ impl<V: Plain + Real> Tiles for Portable<V> {
 // Not inlined, or LLVM would arrange the lanes for the shuffles of this tree.
 #[inline(never)]
 pub(super) fn total<V: Real>(mut lanes: [V; LANES]) -> V {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-        width /= 2;
+    // One loop for each width, or they are loops with checks.
+    for lane in 0..8 {
+        lanes[lane] += lanes[lane + 8];
     }
-    lanes[0]
+    for lane in 0..4 {
+        lanes[lane] += lanes[lane + 4];
+    }
+    for lane in 0..2 {
+        lanes[lane] += lanes[lane + 2];
+    }
+    lanes[0] + lanes[1]
 }

@@ -112,7 +112,12 @@ macro_rules! packed_tile {
             const LANES: usize = $panel / 2;
             let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
             let route = if SHIFT { Route::Shift } else { Route::Half };
-            let codes = codes.map(|codes| codes.as_chunks::<{ 2 * $panel }>().0);
+            // By index, not `map`, which would be compiled once more for each tile.
+            let mut chunks = [codes[0].as_chunks::<{ 2 * $panel }>().0; P];
+            for panel in 1..P {
+                chunks[panel] = codes[panel].as_chunks().0;
+            }
+            let codes = chunks;
             let pairs = codes[0].len();
             assert!(codes.iter().all(|codes| codes.len() == pairs));
             assert!(sums.values.len() >= (R - 1) * sums.stride + P * $panel);

@@ -236,7 +236,10 @@ impl<'a> Block<'a> {
             match self.results.out {
                 Out::F32(out) => {
                     if let Some(bias) = bias {
-                        values = [0, 1].map(|half| _mm512_add_ps(values[half], bias[half]));
+                        values = [
+                            _mm512_add_ps(values[0], bias[0]),
+                            _mm512_add_ps(values[1], bias[1]),
+                        ];
                     }
                     if let Some(stream) = self.stream {
                         let out = out.address().wrapping_add(place.start).cast_mut().cast();
@@ -253,7 +256,7 @@ impl<'a> Block<'a> {
                     }
                 }
                 Out::Bf16(out) => {
-                    let mut bits = values.map(|values| rounded(values));
+                    let mut bits = [rounded(values[0]), rounded(values[1])];
                     if let Some(bias) = bias {
                         for half in 0..2 {
                             let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits[half]));
@@ -262,7 +265,10 @@ impl<'a> Block<'a> {
                     }
                     // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
                     let out = unsafe { out.part(place) }.as_mut_ptr().cast::<i16>();
-                    let [left, right] = bits.map(|bits| _mm512_cvtepi32_epi16(bits));
+                    let [left, right] = [
+                        _mm512_cvtepi32_epi16(bits[0]),
+                        _mm512_cvtepi32_epi16(bits[1]),
+                    ];
                     // SAFETY: a masked store writes no element outside of its mask, which has `len`.
                     unsafe {
                         _mm256_mask_storeu_epi16(out, masks[0], left);

@@ -152,7 +152,11 @@ fn tile<
     panels: [PackedPanel<'_>; P],
     mut to: To<'_, '_>,
 ) {
-    let b = panels.map(|panel| panel.codes);
+    // By index, not `map`, which would be compiled once more for each tile.
+    let mut b = [panels[0].codes; P];
+    for panel in 1..P {
+        b[panel] = panels[panel].codes;
+    }
     let pair_bytes = if PACKED { 2 * PANEL } else { 4 * PANEL };
     let pairs = b[0].len() / pair_bytes;
     let (row_stride, pair_stride) = strides::<R, PAIRS>();
