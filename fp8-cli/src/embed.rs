@@ -5,7 +5,7 @@ use crate::output::print;
 use crate::texts;
 use anyhow::{Context, Result, bail};
 use candle_core::Tensor;
-use fp8::models::{Bert, Model, Pooling, Tokenizer};
+use fp8::models::{Bert, Model, Pooling};
 use fp8::read::{MAX_CONFIG, read_text_if_present};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -44,16 +44,17 @@ pub fn run(args: &Args) -> Result<()> {
     let (Model::Bert(model), _) = args.source.load()? else {
         bail!("{} is not an encoder", args.source.path().display());
     };
-    let tokenizer = tokenizer(args, &model)?;
+    let mut encoder = texts::Encoder::new(args.source.tokenizer()?, longest(args, &model)?)?;
     let pooling = Pooling::of_dir(args.source.path())?;
     let mut ids = vec![];
     for text in &texts {
-        let tokens = tokenizer.encode(text, true)?;
+        let tokens = encoder.encode(text)?;
         if tokens.is_empty() {
             bail!("the text {text:?} has no tokens");
         }
         ids.push(tokens);
     }
+    encoder.warn_of_cut();
     // Texts of similar length need little padding.
     let mut order: Vec<usize> = (0..ids.len()).collect();
     order.sort_by_key(|&text| ids[text].len());
@@ -78,8 +79,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Truncates texts to the length that the model was trained for.
-fn tokenizer(args: &Args, model: &Bert) -> Result<Tokenizer> {
+/// The tokens of a text that the model was trained for.
+fn longest(args: &Args, model: &Bert) -> Result<usize> {
     let path = args.source.path().join("sentence_bert_config.json");
     let positions = model.config().max_position_embeddings;
     let trained = read_text_if_present(&path, MAX_CONFIG)?
@@ -88,8 +89,7 @@ fn tokenizer(args: &Args, model: &Bert) -> Result<Tokenizer> {
         .with_context(|| path.display().to_string())?
         .and_then(|json| json["max_seq_length"].as_u64())
         .map(|length| length as usize);
-    let longest = trained.unwrap_or(positions).min(positions);
-    Ok(args.source.tokenizer()?.with_max_tokens(longest)?)
+    Ok(trained.unwrap_or(positions).min(positions))
 }
 
 fn embed(model: &Bert, rows: &[&[u32]], pooling: Pooling) -> Result<Vec<Vec<f32>>> {

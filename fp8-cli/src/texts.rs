@@ -126,16 +126,58 @@ pub fn for_encoder(path: &Path, tokenizer: &Tokenizer, model: &Bert) -> Result<V
         }
         return Ok(texts);
     }
-    let tokenizer = tokenizer.clone().with_max_tokens(longest)?;
+    let mut encoder = Encoder::new(tokenizer.clone(), longest)?;
     let text = read(path)?;
     let mut texts = vec![];
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let ids = tokenizer.encode(line, true)?;
+        let ids = encoder.encode(line)?;
         if !ids.is_empty() {
             texts.push(ids);
         }
     }
+    encoder.warn_of_cut();
     Ok(texts)
+}
+
+/// A tokenizer that cuts texts to the length that a model reads, and counts them.
+pub struct Encoder {
+    whole: Tokenizer,
+    cutting: Tokenizer,
+    longest: usize,
+    cut: usize,
+    texts: usize,
+}
+
+impl Encoder {
+    /// Texts get `longest` tokens at most, those of the tokenizer's template among them.
+    pub fn new(tokenizer: Tokenizer, longest: usize) -> Result<Self> {
+        Ok(Self {
+            cutting: tokenizer.clone().with_max_tokens(longest)?,
+            whole: tokenizer,
+            longest,
+            cut: 0,
+            texts: 0,
+        })
+    }
+
+    pub fn encode(&mut self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.cutting.encode(text, true)?;
+        let is_cut =
+            ids.len() >= self.longest && self.whole.encode(text, true)?.len() > self.longest;
+        self.texts += 1;
+        self.cut += usize::from(is_cut);
+        Ok(ids)
+    }
+
+    /// Says how many texts were cut, if any were.
+    pub fn warn_of_cut(&self) {
+        let (cut, texts, longest) = (self.cut, self.texts, self.longest);
+        if cut > 0 {
+            eprintln!(
+                "warning: texts longer than {longest} tokens are cut at their ends: {cut} of {texts}"
+            );
+        }
+    }
 }
 
 /// The data of a validation on the file.

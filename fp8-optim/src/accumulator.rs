@@ -2,7 +2,7 @@
 
 use super::error::{OptimError, Result};
 use super::gradients::vars_of;
-use super::veto::{CastVeto, JudgedCasts};
+use super::veto::{CastVeto, JudgedCasts, poison_smallest};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
@@ -54,6 +54,8 @@ pub struct GradAccumulator {
 struct Sum {
     /// By variable; f32 for bf16 and f16 variables.
     grads: GradStore,
+    /// Of [`CastVeto::marks`]: of micro-batches so far, none of which has reached a variable.
+    marks: Vec<Tensor>,
     weight: f64,
     micro_batches: usize,
 }
@@ -80,6 +82,17 @@ impl Vars {
         vars.retain(|var| var.dtype().is_float() && seen.insert(var.id()));
         vars
     }
+}
+
+/// The tensors of these variables, which are no longer in `store` then.
+fn taken(vars: &[Var], store: &mut GradStore) -> Vec<(Var, Tensor)> {
+    let vars = vars.iter();
+    vars.filter_map(|var| store.remove(var).map(|tensor| (var.clone(), tensor)))
+        .collect()
+}
+
+fn has_elements(tensors: &[(Var, Tensor)]) -> bool {
+    tensors.iter().any(|(_, tensor)| tensor.elem_count() > 0)
 }
 
 impl GradAccumulator {
@@ -120,13 +133,16 @@ impl GradAccumulator {
         }
         let vars = self.vars.all();
         let versions: Vec<WeightVersion> = vars.iter().map(|var| WeightVersion::of(var)).collect();
-        let mut own: Vec<(Var, Tensor)> = vars
-            .into_iter()
-            .filter_map(|var| grads.remove(&var).map(|grad| (var, grad)))
-            .collect();
+        let mut own: Vec<(Var, Tensor)> = taken(&vars, &mut grads);
         // The optimizer sees only the casts of the latest micro-batch, so those of each are checked here.
         let (veto, judged) = CastVeto::of(versions.iter(), &self.judged)?;
-        veto.poison(own.iter_mut().map(|(_, grad)| grad))?;
+        if let Err(error) = veto
+            .marks()
+            .and_then(|marks| self.mark(marks, &mut own, &vars))
+        {
+            self.clear();
+            return Err(error);
+        }
         self.judged = judged;
         for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
@@ -138,6 +154,28 @@ impl GradAccumulator {
         self.sum.weight += weight;
         self.sum.micro_batches += 1;
         Ok(())
+    }
+
+    /// Shows in gradients what the casts of a micro-batch have seen: in its own, in the sums if it reaches no variable, or in those of the
+    /// next one.
+    fn mark(&mut self, marks: Vec<Tensor>, own: &mut [(Var, Tensor)], vars: &[Var]) -> Result<()> {
+        self.sum.marks.extend(marks);
+        let mut sums = match has_elements(own) {
+            true => vec![],
+            false => taken(vars, &mut self.sum.grads),
+        };
+        let done = match has_elements(own) || has_elements(&sums) {
+            false => Ok(()),
+            true => {
+                let marks = std::mem::take(&mut self.sum.marks);
+                let all = own.iter_mut().chain(&mut sums);
+                poison_smallest(all.map(|(_, grad)| grad), &marks)
+            }
+        };
+        for (var, sum) in sums {
+            self.sum.grads.insert(&var, sum);
+        }
+        done
     }
 
     fn add_one(&mut self, var: &Var, grad: Tensor, weight: f64) -> candle_core::Result<()> {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use candle_core::Tensor;
 
 use super::counter::Counter;
-use super::error::Result;
+use super::error::{OptimError, Result};
 use super::groups::{Groups, ParamGroup};
 use super::memory::address;
 use super::norm::clip_coefficient;
@@ -41,6 +41,8 @@ pub struct Engine<R: Rule, P: Parameter<R>> {
     pub(super) judged: JudgedCasts,
     /// An invalid learning rate, set through candle's interface, which cannot return an error.
     pub(super) invalid_lr: Option<f64>,
+    /// Whether a step has begun to update parameters and has not come to its end.
+    pub(super) unfinished: bool,
 }
 
 /// A parameter in its engine.
@@ -82,6 +84,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
             streak: SkipStreak::default(),
             judged: JudgedCasts::default(),
             invalid_lr: None,
+            unfinished: false,
         }
     }
 
@@ -146,6 +149,9 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
     /// The checked gradients, in the order of the parameters.
     pub(super) fn gradients(&self, grads: &P::Grads) -> Result<Vec<Option<P::Grad>>> {
         self.invalid_lr.map_or(Ok(()), check_lr)?;
+        if self.unfinished {
+            return Err(OptimError::UnfinishedStep);
+        }
         let parameters = self.slots.iter().map(|slot| &slot.parameter);
         let own: HashSet<usize> = parameters.clone().map(|p| address(p.tensor())).collect();
         parameters.map(|p| p.gradient(grads, &own)).collect()
@@ -175,10 +181,17 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
             return Ok(Decision::Skip(report));
         }
         self.streak.end();
+        self.unfinished = true;
         self.counter.set(step + 1)?;
         let clip = clip_coefficient(self.rule.settings().max_grad_norm, grad_norm);
         let step = step + 1;
         Ok(Decision::Take { step, clip })
+    }
+
+    /// The report of a step that was taken to its end.
+    pub(super) fn taken(&mut self, updated: usize, grad_norm: f64, clip: f64) -> StepReport {
+        self.unfinished = false;
+        StepReport::taken(self.lr(), updated, grad_norm, clip)
     }
 
     /// Updates every parameter that has a gradient and for which `includes(index)` holds, in step number `step`.

@@ -233,6 +233,12 @@ pub enum OptimError {
         variable: Option<String>,
     },
 
+    /// An earlier step failed when some variables were updated and others were not. Another step would update the first ones twice.
+    #[error(
+        "an earlier step failed after it had begun to update variables: load variables and optimizer from a checkpoint"
+    )]
+    UnfinishedStep,
+
     /// Gradients were requested before a micro-batch was added.
     #[error("no micro-batch was added since the last step: there are no gradients to take")]
     NothingAccumulated,

@@ -75,6 +75,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         }
         self.shared.forget_kernels();
         self.shared.counts = ScaledCounts::default();
+        self.unfinished = false;
         Ok(())
     }
 

@@ -52,6 +52,7 @@ impl CastVeto {
     }
 
     /// Makes one of these gradients NaN if a cast has seen Inf or NaN. Waits for no accelerator.
+    #[cfg(feature = "cuda")]
     pub(crate) fn poison<'a>(&self, grads: impl Iterator<Item = &'a mut Tensor>) -> Result<()> {
         poison_smallest(grads, &self.marks()?)
     }

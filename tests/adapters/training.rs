@@ -3,9 +3,10 @@
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
-use fp8::models::{AdapterConfig, Model, ModelOptions, Targets, open};
+use fp8::models::{AdapterConfig, Error, Model, ModelOptions, Targets, open};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{RecipeName, check_gradients, prepare_fp8, with_fp8};
+use std::collections::BTreeMap;
 
 fn loss(model: &Model, ids: &Tensor) -> Tensor {
     let logits = model.forward(ids).expect("outputs");
@@ -176,5 +177,39 @@ fn a_loaded_adapter_trains_on() -> Outcome {
     }
     let store = fp8::backward(&loss(&model, base.ids()))?;
     assert_eq!(check_gradients(&vars, &store), [""; 0]);
+    Ok(())
+}
+
+/// Two adapters never share variables: training one would change the other, or lose it.
+#[test]
+fn each_adapter_has_variables_of_its_own() -> Outcome {
+    fn assert_taken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+        match outcome {
+            Err(Error::AdapterVariable { name, variable }) => {
+                assert_eq!(name, "second");
+                assert!(variable.contains("layers.0."), "{variable}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let base = Base::new("llama");
+    let mut model = base.open();
+    let vars = VarMap::new();
+    model.load_trainable_adapter("first", adapter_dir("llama.names"), &vars)?;
+    let all = |vars: &VarMap| -> BTreeMap<String, Vec<f32>> {
+        let vars = vars.data().lock().expect("not poisoned");
+        let values_of = vars.iter().map(|(name, var)| (name.clone(), values(var)));
+        values_of.collect()
+    };
+    let before = all(&vars);
+    assert_taken(model.load_trainable_adapter("second", adapter_dir("llama.names"), &vars));
+    let config = model.adapter_config("first")?.clone();
+    let vb = || VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    assert_taken(model.add_adapter("second", &config, vb()));
+    assert_eq!(all(&vars), before);
+    assert_eq!(model.adapters(), ["first"]);
+    // With a prefix they have names of their own.
+    model.add_adapter("second", &config, vb().pp("second"))?;
+    assert_eq!(all(&vars).len(), 2 * before.len());
     Ok(())
 }

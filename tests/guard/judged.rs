@@ -2,7 +2,7 @@
 
 use super::non_finite::{Mlp, slots, step};
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use fp8::fp8_candle::weight_version::announce_change;
 use fp8::optim::{
     AdamW, AdamWConfig, DataParallel, DataParallelOptions, DynamicLossScaler, NamedOptimizer, Sgd,
@@ -67,6 +67,36 @@ fn a_retry_through_an_accumulator_is_taken() {
         let grads = retry(&model, guarded).backward().unwrap();
         sums.add(grads).unwrap();
         assert!(!skips(&mut adamw, &sums.finish_mean().unwrap()));
+    }
+}
+
+/// A micro-batch that reaches no variable of the accumulator has casts all the same.
+#[test]
+fn casts_of_a_micro_batch_without_gradients_veto_the_step() {
+    let unreached = || Tensor::ones(1, DType::F32, &Device::Cpu).and_then(|x| x.backward());
+    for first in [true, false] {
+        let model = Mlp::new(DType::F32);
+        let mut adamw = model.adamw();
+        let mut sums = GradAccumulator::new(&model.vars);
+        let clean = || step(&model, &recipe(), 1, 1.).0;
+        if !first {
+            sums.add(clean()).unwrap();
+        }
+        // The casts of this pass see Inf; its gradients are dropped.
+        drop(bad(&model));
+        sums.add(unreached().unwrap()).unwrap();
+        if first {
+            sums.add(clean()).unwrap();
+        }
+        assert!(
+            skips(&mut adamw, &sums.finish_mean().unwrap()),
+            "first: {first}"
+        );
+        sums.add(clean()).unwrap();
+        assert!(
+            !skips(&mut adamw, &sums.finish_mean().unwrap()),
+            "first: {first}"
+        );
     }
 }
 

@@ -277,3 +277,24 @@ fn unsupported_entries_are_refused_by_name() {
         "{error}"
     );
 }
+
+/// llama.cpp's names for this kind of attention are not written.
+#[test]
+fn no_file_for_llama_cpp_is_written() {
+    for family in ["deepseek_v2", "deepseek_v3", "mistral4"] {
+        let (tensors, config) = of_golden(family);
+        let dir = tempfile::tempdir().expect("a folder");
+        opened(dir.path(), &tensors, ("config.json", &config)).expect("a model");
+        let source = fp8::load::Checkpoint::open_dir(dir.path()).expect("a checkpoint");
+        let options = models::gguf::GgufOptions::new(models::gguf::GgufType::F16);
+        let file = dir.path().join("m.gguf");
+        let quiet = &mut fp8::rewrite::quiet;
+        match models::gguf::write_gguf(&source, &file, &options, quiet) {
+            Err(models::Error::Config { key, value, .. }) => {
+                assert_eq!((key.as_str(), value.as_str()), ("model_type", family));
+            }
+            other => panic!("{family}: {other:?}"),
+        }
+        assert!(!file.exists());
+    }
+}

@@ -52,6 +52,20 @@ fn invalid_utf_8_is_shown_once_no_later_token_can_complete_it() -> Result<()> {
     Ok(())
 }
 
+/// A model may repeat bytes that are no character: they come out long before the end, and text after them is whole.
+#[test]
+fn a_run_of_invalid_bytes_is_not_held_back() -> Result<()> {
+    let (_dir, tokenizer) = byte_tokenizer("é😀x");
+    let ids = tokenizer.encode("é😀x", false)?;
+    let mut broken = vec![ids[2]; 20];
+    broken.extend(&ids[2..]);
+    let pieces = pieces(&tokenizer, &broken, &[])?;
+    assert_eq!(pieces[..7].concat(), "");
+    assert!(pieces.windows(8).all(|pieces| !pieces.concat().is_empty()));
+    assert_eq!(pieces.concat(), format!("{}😀x", "\u{FFFD}".repeat(20)));
+    Ok(())
+}
+
 #[test]
 fn a_stop_text_over_several_tokens_is_never_shown() -> Result<()> {
     let (_dir, tokenizer) = byte_tokenizer("abc\n#é");
@@ -73,8 +87,11 @@ fn special_tokens_give_no_text() -> Result<()> {
     let (_dir, tokenizer) = byte_tokenizer("ab");
     let end = tokenizer.eos()[0];
     let ids = tokenizer.encode("ab", false)?;
-    let stream = [ids[0], end, ids[1], end];
-    assert_eq!(pieces(&tokenizer, &stream, &[])?.concat(), "ab");
+    for run in [1, 50] {
+        let ends = vec![end; run];
+        let stream = [&ids[..1], &ends, &ids[1..], &ends].concat();
+        assert_eq!(pieces(&tokenizer, &stream, &[])?.concat(), "ab", "{run}");
+    }
     Ok(())
 }
 

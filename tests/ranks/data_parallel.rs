@@ -1,6 +1,6 @@
 //! Ranks that share a batch: N of them give what one process gives with N micro-batches, to the bit.
 
-use crate::training::{State, Training, numbers_of_ranks, on_ranks};
+use crate::training::{State, Training, numbers_of_ranks, on_ranks, recipes};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
 use fp8::fp8_candle::wide::node;
@@ -15,19 +15,6 @@ use fp8_test_support::tensor;
 fn steps(recipe: Option<&str>) -> usize {
     if recipe == Some("delayed") { 8 } else { 4 }
 }
-
-const RECIPES: [Option<&str>; 10] = [
-    None,
-    Some("delayed"),
-    Some("tensorwise"),
-    Some("current"),
-    Some("rowwise"),
-    Some("rowwise_with_gw_hp"),
-    Some("blockwise"),
-    Some("mxfp8"),
-    Some("direct"),
-    Some("hybrid"),
-];
 
 /// The losses by rank, and the state.
 fn alone(recipe: Option<&str>, ranks: usize) -> (Vec<Vec<f32>>, State) {
@@ -44,7 +31,7 @@ fn alone(recipe: Option<&str>, ranks: usize) -> (Vec<Vec<f32>>, State) {
 
 #[test]
 fn ranks_equal_micro_batches_to_the_bit() {
-    for recipe in RECIPES {
+    for recipe in recipes() {
         for &ranks in numbers_of_ranks(recipe) {
             let (losses, state) = alone(recipe, ranks);
             let options = DataParallelOptions::default();

@@ -1,7 +1,7 @@
 //! Parameters in parts: N ranks give what N ranks with whole parameters give, to the bit.
 
 use crate::sharding::{Sharded, on_parts};
-use crate::training::{adamw, loss_of, micro_batch, numbers_of_ranks, on_ranks};
+use crate::training::{adamw, loss_of, micro_batch, numbers_of_ranks, on_ranks, recipes};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8::checkpoint::{TrainingMeta, save_fp8_state, save_training};
 use fp8::nn;
@@ -14,22 +14,9 @@ fn steps(recipe: Option<&str>) -> usize {
     if recipe == Some("delayed") { 8 } else { 3 }
 }
 
-const RECIPES: [Option<&str>; 10] = [
-    None,
-    Some("delayed"),
-    Some("tensorwise"),
-    Some("current"),
-    Some("rowwise"),
-    Some("rowwise_with_gw_hp"),
-    Some("blockwise"),
-    Some("mxfp8"),
-    Some("direct"),
-    Some("hybrid"),
-];
-
 #[test]
 fn parts_equal_whole_parameters_to_the_bit() {
-    for recipe in RECIPES {
+    for recipe in recipes() {
         for &ranks in numbers_of_ranks(recipe) {
             let whole = threads::run(ranks, |group| {
                 on_ranks(

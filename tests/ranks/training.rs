@@ -10,7 +10,7 @@ use fp8::optim::{
     AdamW, AdamWConfig, DataParallel, DataParallelOptions, DecayScope, GradAccumulator,
 };
 use fp8::ranks::ProcessGroup;
-use fp8::{Autocast, PrepareOptions, Recipe, end_step, fp8_autocast, prepare_fp8};
+use fp8::{Autocast, PrepareOptions, Recipe, RecipeName, end_step, fp8_autocast, prepare_fp8};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +25,12 @@ pub fn config() -> GptConfig {
         context: 8,
         ..GptConfig::default()
     }
+}
+
+/// High precision, and every recipe.
+pub fn recipes() -> impl Iterator<Item = Option<&'static str>> {
+    let names = RecipeName::ALL.into_iter().map(|name| Some(name.as_str()));
+    std::iter::once(None).chain(names)
 }
 
 /// Numbers of ranks. Four add and gather in another order than two, which has nothing to do with the recipe.

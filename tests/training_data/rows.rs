@@ -65,6 +65,27 @@ fn write(folder: &Folder, name: &str, texts: &[String], as_files: bool) -> PathB
     folder.path(name)
 }
 
+/// More rows than stay open: later pieces fill those with the most room.
+#[test]
+fn of_many_open_rows_the_fullest_ones_close() {
+    let folder = Folder::new();
+    let options = DatasetOptions::new(40).with_packing(true);
+    // With their ends, more than half a row each; then pieces for the rest of a row.
+    let halves = (0..80).map(|i| "a".repeat(20 + i * 7 % 9));
+    let rests = (0..80).map(|i| "a".repeat(1 + i * 5 % 17));
+    let texts: Vec<String> = halves.chain(rests).collect();
+    let rows = expected(&folder, &texts, &options);
+    assert!(
+        rows.len() > 80 && rows.iter().any(|row| row.padding > 0),
+        "{}",
+        rows.len()
+    );
+    let file = write(&folder, "data", &texts, false);
+    let checked = options.with_validation(Validation::Files(vec![file.clone()]));
+    let data = folder.open(&file, &checked).expect("data");
+    assert_eq!(validation(&data), rows);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 

@@ -1,6 +1,6 @@
 //! `fp8 embed`.
 
-use crate::support::{Dir, failure, json_output, output, speaking, words, write_tokenizer};
+use crate::support::{Dir, failure, fp8, json_output, output, speaking, words, write_tokenizer};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -121,7 +121,18 @@ fn files_of_sentence_encoders_are_respected() {
     let mean = embed("w3 w4 w5");
     // Texts are cut to the model's positions, or to the length it was trained for.
     let longest = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14";
-    assert_eq!(embed(&format!("{longest} w15 w16")), embed(longest));
+    let longer = format!("{longest} w15 w16");
+    assert_eq!(embed(&longer), embed(longest));
+    let warning = |text: &str| {
+        let out = fp8(&["embed", &model, "--json", "w3", text]);
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let said = warning(&longer);
+    assert!(
+        said.contains("12 tokens are cut") && said.contains("1 of 2"),
+        "{said}"
+    );
+    assert_eq!(warning(longest), "");
     std::fs::write(
         format!("{model}/sentence_bert_config.json"),
         r#"{"max_seq_length": 3}"#,

@@ -231,13 +231,14 @@ impl<R: Rule> Engine<R, Variable> {
     /// # Errors
     /// A gradient of another shape or device than its variable, or of a dtype that is neither the variable's nor f32 for a 16-bit one; an
     /// invalid learning rate from candle's interface (both before anything is changed);
-    /// [`TooManySkipped`](super::super::OptimError::TooManySkipped); or an error of the device.
+    /// [`TooManySkipped`](super::super::OptimError::TooManySkipped); an error of the device; or, after such an error in the middle of the
+    /// updates, [`UnfinishedStep`](super::super::OptimError::UnfinishedStep) until a state is loaded.
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
         let _scope = profile::enter(profile::Kind::Optimizer);
         let grads = self.gradients(grads)?;
         let (veto, judged) = self.veto()?;
         let done = self.apply_checked(&grads, veto);
-        // After another error the step may be tried again.
+        // After another error before the first update, the step may be tried again.
         if matches!(done, Ok(_) | Err(OptimError::TooManySkipped { .. })) {
             self.judged = judged;
         }
@@ -295,7 +296,7 @@ impl<R: Rule> Engine<R, Variable> {
                 self.shared.forget_kernels();
             }
         }
-        Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
+        Ok(self.taken(updated, grad_norm, clip))
     }
 
     /// The sum of squares over the gradients of all ranks, if they decide about the step together.
@@ -340,7 +341,7 @@ impl<R: Rule> Engine<R, Variable> {
         }
         #[cfg(feature = "cuda")]
         self.shared.forget_kernels();
-        Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
+        Ok(self.taken(updated, grad_norm, clip))
     }
 
     /// Without CUDA no kernels update several variables together.

@@ -215,7 +215,7 @@ impl<R: ScaledRule> ScaledOptimizer for Engine<R, ScaledParameter> {
             Decision::Skip(report) => Ok(report),
             Decision::Take { step, clip } => {
                 self.update_each(&grads, step, clip, |_| true)?;
-                Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
+                Ok(self.taken(updated, grad_norm, clip))
             }
         }
     }

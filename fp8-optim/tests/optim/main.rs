@@ -13,4 +13,5 @@ mod sgd;
 mod sides;
 mod sixteen_bit_masters;
 mod state;
+mod unfinished;
 mod updates;

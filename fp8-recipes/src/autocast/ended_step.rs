@@ -54,7 +54,7 @@ impl EndedStep {
     /// Updates the scales of inputs and weights; those of gradients are updated after their backward pass.
     pub(super) fn commit(&self) -> Result<StepSummary> {
         let mut summary = self.summary();
-        let mut first = Ok(());
+        let mut first: Result<()> = Ok(());
         let mut tables = self.tables();
         for table in &self.reducing {
             if !tables.iter().any(|known| Arc::ptr_eq(known, table)) {
@@ -68,20 +68,24 @@ impl EndedStep {
                 .filter(|step| Arc::ptr_eq(step.table(), &table) && step.mark().is_some())
                 .collect();
             let done = table.commit_all(&own, self.shared);
-            first = first.and(done);
+            first = first.and(done.map_err(Into::into));
             if own.is_empty() {
                 continue;
             }
-            table.report()?;
-            if let Some(mark) = own.first().and_then(|step| step.mark().cloned()) {
-                let began = table.began()?;
-                summary
-                    .counts
-                    .push(NonFiniteCounts::of_step(table, began, mark));
+            first = first.and(table.report().map(drop).map_err(Into::into));
+            let Some(mark) = own.first().and_then(|step| step.mark().cloned()) else {
+                continue;
+            };
+            match table.began() {
+                Ok(began) => {
+                    let counts = NonFiniteCounts::of_step(table, began, mark);
+                    summary.counts.push(counts);
+                }
+                Err(error) => first = first.and(Err(error.into())),
             }
         }
         let aside = self.steps.iter().filter(|step| step.mark().is_none());
-        summary.add_recorded(aside)?;
+        first = first.and(summary.add_recorded(aside));
         for used in &self.used {
             if used.trained {
                 used.state.set_calibration(None);
@@ -107,12 +111,15 @@ impl EndedStep {
             let rows: Vec<CalibrationRow> = here().flat_map(calibration_rows).collect();
             // Ranks of one job calibrate with one group.
             let group = here().find_map(|used| used.group.clone());
-            let errors = step
+            let done = step
                 .table()
-                .finish_calibration(step, &rows, group.as_deref())?;
-            if let (Some(error), Ok(())) = (errors.into_iter().next(), &first) {
-                first = Err(error.into());
-            }
+                .finish_calibration(step, &rows, group.as_deref());
+            let done = done.map(|errors| errors.into_iter().next());
+            first = first.and(match done {
+                Ok(None) => Ok(()),
+                Ok(Some(error)) => Err(error.into()),
+                Err(error) => Err(error.into()),
+            });
         }
         for used in &self.used {
             let slots = used.state.slots();

@@ -35,7 +35,7 @@ const BLOCK: usize = 128;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RecipeName {
-    /// The fastest: one scale per tensor, from the tensor itself.
+    /// One scale per tensor, from the tensor itself: no state between steps.
     Tensorwise,
     /// More accurate: one scale per row, robust against outlier rows.
     Rowwise,

@@ -1,5 +1,5 @@
-//! A twin of `candle_nn`: everything that it exports, under the same names and with the same signatures, with what FP8 and
-//! training need in place of some of it.
+//! A twin of `candle_nn`: everything that it exports, under the same names and, but for two items, with the same signatures, with what FP8
+//! and training need in place of some of it.
 //!
 //! In a file written for candle, `use fp8_recipes::nn as candle_nn;` is the whole swap. It changes this:
 //!
@@ -24,8 +24,8 @@
 //! candle-nn's own versions of the rows that say "differentiable" have no backward pass: the layers before them silently receive
 //! no gradient, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such cuts.
 //!
-//! One signature differs: [`Linear::weight`] returns a `Result`, since the weight of a layer loaded in FP8 is computed when
-//! asked for.
+//! Two signatures differ: [`Linear::weight`] returns a `Result`, since the weight of a layer loaded in FP8 is computed when
+//! asked for; and [`Sequential::add`] takes modules that show their layers, so that a closure goes to [`Sequential::add_fn`].
 
 mod activation_layer;
 pub mod attention;

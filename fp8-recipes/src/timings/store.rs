@@ -35,6 +35,8 @@ type Clock = dyn Fn(&LayerCase, &Device, Duration) -> Result<LayerTiming> + Send
 #[derive(Clone)]
 pub struct LayerTimings {
     file: Option<PathBuf>,
+    /// Whether the caller has named the file.
+    file_named: bool,
     budget: Duration,
     clock: Arc<Clock>,
     known: Arc<Mutex<Known>>,
@@ -52,6 +54,7 @@ impl Default for LayerTimings {
     fn default() -> Self {
         Self {
             file: cache::default_path(),
+            file_named: false,
             budget: Duration::from_millis(500),
             clock: Arc::new(measure),
             known: Arc::default(),
@@ -69,6 +72,7 @@ impl LayerTimings {
     #[must_use]
     pub fn with_file(mut self, path: impl Into<PathBuf>) -> Self {
         (self.file, self.known) = (Some(path.into()), Arc::default());
+        self.file_named = true;
         self
     }
 
@@ -86,13 +90,16 @@ impl LayerTimings {
         self
     }
 
-    /// Takes times from `clock` in place of measuring them: from a table, say, or from another machine.
+    /// Takes times from `clock` in place of measuring them: from a table, say, or from another machine. They are kept in memory, and in a
+    /// file only if [`LayerTimings::with_file`] names it: the file of all programs has what this machine has measured.
     #[must_use]
     pub fn with_clock(
         mut self,
         clock: impl Fn(&LayerCase, &Device) -> Result<LayerTiming> + Send + Sync + 'static,
     ) -> Self {
         self.clock = Arc::new(move |case, device, _| clock(case, device));
+        self.known = Arc::default();
+        self.file = self.file.filter(|_| self.file_named);
         self
     }
 

@@ -56,6 +56,36 @@ pub fn caches() {
     assert!(cache.current_data().unwrap().is_none());
 }
 
+/// Keys alone would belong to the values of the next call.
+#[test]
+pub fn a_failed_append_changes_nothing() {
+    let k = |seed| wave(&[1, 2, 1, 6], seed);
+    let other_heads = wave(&[1, 3, 1, 6], 1);
+    let longer = wave(&[1, 2, 2, 6], 1);
+    let narrow = k(1).to_dtype(DType::BF16).unwrap();
+    let mut plain = kv_cache::KvCache::new(2, 4);
+    let mut rotating = kv_cache::RotatingKvCache::new(2, 4);
+    plain.append(&k(1), &k(2)).unwrap();
+    rotating.append(&k(1), &k(2)).unwrap();
+    for v in [&other_heads, &longer, &narrow] {
+        assert!(plain.append(&k(3), v).is_err(), "{v:?}");
+        assert!(rotating.append(&k(3), v).is_err(), "{v:?}");
+    }
+    let (keys, values) = plain.append(&k(5), &k(6)).unwrap();
+    let joined = |a, b| Tensor::cat(&[&k(a), &k(b)], 2).unwrap();
+    assert_eq!(flat(&keys), flat(&joined(1, 5)));
+    assert_eq!(flat(&values), flat(&joined(2, 6)));
+    assert_eq!(
+        (plain.current_seq_len(), rotating.current_seq_len()),
+        (2, 1)
+    );
+    rotating.append(&k(5), &k(6)).unwrap();
+    let held = [rotating.k(), rotating.v()].map(|held| held.unwrap().unwrap());
+    for (held, expected) in held.iter().zip([joined(1, 5), joined(2, 6)]) {
+        assert_eq!(flat(&held.narrow(2, 0, 2).unwrap()), flat(&expected));
+    }
+}
+
 #[test]
 pub fn rotating() {
     // Every way of running into the end of a buffer of 5 positions, against candle-nn's.

@@ -214,3 +214,23 @@ fn the_file_is_in_the_folder_for_caches_by_default() {
     }
     assert_eq!(LayerTimings::new().without_file().file(), None);
 }
+
+/// The file of all programs has what this machine measured, and no clock's times.
+#[test]
+fn times_of_a_clock_are_kept_only_in_a_file_that_is_named() {
+    let clock = |_: &LayerCase, _: &Device| Ok(micros(10, 20));
+    assert_eq!(LayerTimings::new().with_clock(clock).file(), None);
+    let named = LayerTimings::new()
+        .with_file("times.json")
+        .with_clock(clock);
+    assert_eq!(named.file(), Some(Path::new("times.json")));
+    // Times that are known without the clock are not its own; and it may ask the object that it was made from.
+    let without = LayerTimings::new().without_file();
+    let slow = without.clone().with_clock(|_, _| Ok(micros(30, 20)));
+    assert_eq!(slow.get(&case(1), &CPU).unwrap(), micros(30, 20));
+    let other = slow.clone().with_clock(move |case, device| {
+        assert_eq!(slow.get(case, device)?, micros(30, 20));
+        Ok(micros(10, 20))
+    });
+    assert_eq!(other.get(&case(1), &CPU).unwrap(), micros(10, 20));
+}

@@ -2,7 +2,7 @@
 
 use super::Host;
 use super::slots::{Adapter, named};
-use crate::models::error::Result;
+use crate::models::error::{Error, Result};
 use crate::models::layers::Change;
 use crate::nn::{Linear, LoraConfig, LoraUpdate, linear_b};
 use candle_core::{DType, Tensor, Var};
@@ -100,6 +100,7 @@ fn add_to(
         changes.update(path, update);
     }
     let adapters = host.adapters();
+    adapters.check_own(name, &changes.updates)?;
     adapters.check_unmerged(name, config, named(naming, &changes.updates))?;
     host.freeze();
     insert(host, name, config, naming, changes)
@@ -260,17 +261,31 @@ pub(crate) fn load_trainable(
 ) -> Result<Vec<String>> {
     host.adapters().check_new(name)?;
     let read = read(host, name, dir)?;
-    let mut layers = vec![];
+    let (mut layers, mut new) = (vec![], BTreeMap::new());
     for (layer, own, held) in read.layers {
-        let mut vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
         for (end, tensor) in held.tensors() {
-            let name = format!("{PREFIX}.{own}.{end}");
-            vars.insert(name, Var::from_tensor(&tensor)?);
+            new.insert(format!("{PREFIX}.{own}.{end}"), Var::from_tensor(&tensor)?);
         }
         layers.push((layer, own));
     }
+    let names: Vec<String> = new.keys().cloned().collect();
+    {
+        let mut vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(variable) = names.iter().find(|&name| vars.contains_key(name)) {
+            return Err(Error::AdapterVariable {
+                name: name.to_string(),
+                variable: variable.clone(),
+            });
+        }
+        vars.extend(new);
+    }
     let vb = VarBuilder::from_varmap(vars, DType::F32, host.device());
-    add_to(host, name, &read.config, read.naming, layers, vb)
+    let added = add_to(host, name, &read.config, read.naming, layers, vb);
+    if added.is_err() {
+        let mut vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+        vars.retain(|name, _| !names.contains(name));
+    }
+    added
 }
 
 /// Makes an adapter the active one, or none.

@@ -3,10 +3,10 @@
 use crate::models::error::{Error, Result};
 use crate::models::layers::DropoutSeed;
 use crate::nn::{Linear, LoraUpdate};
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 use fp8_files::Result as FilesResult;
 use fp8_files::adapter::{AdapterConfig, Naming, identity};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// One adapter.
 #[derive(Debug)]
@@ -122,6 +122,31 @@ impl Adapters {
             }),
             false => Ok(()),
         }
+    }
+
+    /// Fails if an adapter has matrices of these updates of a new one: training one would change the other.
+    pub(super) fn check_own(
+        &self,
+        name: &str,
+        updates: &BTreeMap<String, LoraUpdate>,
+    ) -> Result<()> {
+        let others = self.list.iter().flat_map(|other| other.updates.values());
+        let theirs: HashSet<TensorId> = others
+            .flat_map(|update| update.matrices().map(Tensor::id))
+            .collect();
+        for (path, update) in updates {
+            if update
+                .matrices()
+                .iter()
+                .any(|matrix| theirs.contains(&matrix.id()))
+            {
+                return Err(Error::AdapterVariable {
+                    name: name.to_string(),
+                    variable: path.clone(),
+                });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn check_new(&self, name: &str) -> Result<()> {

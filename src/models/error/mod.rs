@@ -85,6 +85,16 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// Matrices of a new adapter would be variables that something else has, such as another adapter.
+    #[error(
+        "the adapter `{name}` cannot have the variable `{variable}`, which exists already: give each adapter a `VarMap` or a prefix of its own"
+    )]
+    AdapterVariable {
+        /// The name of the adapter.
+        name: String,
+        /// The name of the variable, or the path of its layer.
+        variable: String,
+    },
     /// More tokens than a cache has room for.
     #[error(
         "the cache holds {len} tokens of at most {capacity}: there is no room for {tokens} more"

@@ -62,7 +62,8 @@ impl Model {
     /// # Errors
     /// If the name is taken, a target matches no linear layer ([`AdapterError::NoTarget`](fp8_files::adapter::AdapterError)), or rank,
     /// alpha or dropout is out of range; [`Error::AdapterMerged`](crate::models::Error::AdapterMerged) if `vb` holds matrices that were
-    /// merged into the weights. The model is then unchanged.
+    /// merged into the weights; [`Error::AdapterVariable`](crate::models::Error::AdapterVariable) if another adapter has them, as with the
+    /// same `VarMap` and no prefix. The model is then unchanged.
     pub fn add_adapter(
         &mut self,
         name: &str,
@@ -87,7 +88,8 @@ impl Model {
     /// [`Model::load_adapter`] with the matrices as variables of `vars`, so that training continues as after [`Model::add_adapter`].
     ///
     /// # Errors
-    /// As [`Model::load_adapter`].
+    /// As [`Model::load_adapter`]; [`Error::AdapterVariable`](crate::models::Error::AdapterVariable) if `vars` has one of the names already,
+    /// such as that of another adapter. `vars` is then unchanged, as is the model.
     pub fn load_trainable_adapter(
         &mut self,
         name: &str,

@@ -12,6 +12,9 @@ use std::ops::ControlFlow;
 /// The character that a decoder writes for bytes that are not (or not yet) valid UTF-8.
 const REPLACEMENT: char = '\u{FFFD}';
 
+/// So many at the end of a text are not the bytes of a character whose end may still come, which are three at most.
+const INVALID: usize = 8;
+
 /// Turns the tokens of a row into text as they arrive.
 ///
 /// Some characters span several tokens, so one token may yield no text and the next the text of several. Text that could be the
@@ -93,11 +96,25 @@ impl<'a> TextStream<'a> {
         // and with the new ones.
         let before = decode(&self.ids[self.context..self.read])?;
         let now = decode(&self.ids[self.context..])?;
-        if now.ends_with(REPLACEMENT) && !all {
+        let cut = now
+            .chars()
+            .rev()
+            .take_while(|&c| c == REPLACEMENT)
+            .take(INVALID);
+        if (1..INVALID).contains(&cut.count()) && !all {
             return Ok(());
         }
         match now.strip_prefix(&before) {
-            // Only special tokens: keep the context for the next text token.
+            // Only special tokens, which change no text: the context stays that of the next text token, and stays short.
+            Some("")
+                if !all
+                    && !self
+                        .tokenizer
+                        .decode(&self.ids[self.read..], false)?
+                        .is_empty() =>
+            {
+                self.ids.truncate(self.read);
+            }
             Some("") if !all => {}
             Some(new) => {
                 self.held.push_str(new);

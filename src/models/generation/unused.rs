@@ -18,7 +18,7 @@ const OF_DRAWS: [Entry; 5] = [
 ];
 
 /// Those that apply in any case. Of lists only an empty one means nothing.
-const OF_ALL: [Entry; 13] = [
+const OF_ALL: [Entry; 16] = [
     ("no_repeat_ngram_size", 0.),
     ("suppress_tokens", f64::NAN),
     ("begin_suppress_tokens", f64::NAN),
@@ -32,12 +32,19 @@ const OF_ALL: [Entry; 13] = [
     ("num_beams", 1.),
     ("penalty_alpha", 0.),
     ("guidance_scale", 1.),
+    ("diversity_penalty", 0.),
+    ("max_time", f64::NAN),
+    // A number of tokens with those of the prompt, where there is no number of new ones.
+    ("max_length", 20.),
 ];
 
 /// Names of the entries of `json` that would change tokens in transformers. `draws`: whether tokens are drawn.
 fn unused(json: &Value, draws: bool) -> Vec<&'static str> {
     let of_draws = OF_DRAWS.iter().filter(|_| draws);
     let names = of_draws.chain(&OF_ALL).filter_map(|(name, nothing)| {
+        if *name == "max_length" && json.get("max_new_tokens").is_some_and(|new| !new.is_null()) {
+            return None;
+        }
         let has_effect = match json.get(name)? {
             Value::Null | Value::Bool(false) => false,
             Value::Number(number) => number.as_f64() != Some(*nothing),
@@ -87,5 +94,9 @@ mod tests {
         ];
         assert_eq!(unused(&some, false), always);
         assert_eq!(unused(&some, true), [&["min_p"], &always[..]].concat());
+        let mut lengths = json!({ "max_length": 4096, "max_time": 2.5 });
+        assert_eq!(unused(&lengths, true), ["max_time", "max_length"]);
+        lengths["max_new_tokens"] = 64.into();
+        assert_eq!(unused(&lengths, true), ["max_time"]);
     }
 }

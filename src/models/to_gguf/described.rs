@@ -29,13 +29,20 @@ impl<'a> Described<'a> {
         let text = config.get("text_config").unwrap_or(config);
         let kind = text.get("model_type").and_then(Value::as_str);
         let architecture = Architecture::of(kind.unwrap_or_default());
-        Ok(Self {
+        let model = Self {
             source,
             config,
             architecture,
             parsed,
             path,
-        })
+        };
+        match &model.parsed {
+            Config::Llama(config) if config.mla.is_some() => {
+                let expected = "a model without latent attention";
+                Err(model.unsupported("model_type", kind.unwrap_or_default(), expected))
+            }
+            _ => Ok(model),
+        }
     }
 
     /// An error about an entry of the configuration.

@@ -39,7 +39,7 @@ pub struct GgufReport {
 
 /// Writes a model, FP8 of any family or in high precision, as a GGUF file for llama.cpp.
 ///
-/// It writes the models that [`open`](super::open()) opens: the architectures llama (with Mistral's and Mixtral's models), qwen2, qwen3,
+/// It writes most models that [`open`](super::open()) opens: the architectures llama (with Mistral's and Mixtral's models), qwen2, qwen3,
 /// qwen3moe, phi3 and bert, with byte-level BPE, SentencePiece-like BPE and WordPiece tokenizers. FP8 weights are code * scale in f32,
 /// rounded once. Names, the order of rows in queries and keys, rotary factors, token types and chat templates are those of llama.cpp's
 /// converter. Scales of KV caches have no place in the format and are left out.

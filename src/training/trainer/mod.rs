@@ -17,6 +17,7 @@ use crate::{
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -129,11 +130,25 @@ impl<M: Fp8Module, T: Objective<M>> Trainer<M, T> {
     /// first checkpoint starts over.
     ///
     /// # Errors
-    /// [`Error::OtherRun`] for a checkpoint of other settings, and as [`TrainState::resume`]; nothing is changed then.
+    /// [`Error::OtherRun`] for a checkpoint of other settings, [`Error::Io`] if it cannot be seen whether there is one, and as
+    /// [`TrainState::resume`]; nothing is changed then.
     pub fn resume(&mut self) -> Result<bool> {
-        let Some(path) = self.checkpoint.clone().filter(|path| path.exists()) else {
+        let Some(path) = self.checkpoint.clone() else {
             return Ok(false);
         };
+        // Only a path that is absent means that there is none: not one that cannot be seen now, or a link to a disk that is not mounted.
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(source) => {
+                let action = "look for the checkpoint";
+                return Err(Error::Io {
+                    path,
+                    action,
+                    source,
+                });
+            }
+            Ok(_) => {}
+        }
         let fixed = self.config.fixed(self.objective.fingerprint());
         fits::fits(&path, &training_meta(&path)?.extra, &fixed)?;
         self.state.resume(&path)?;

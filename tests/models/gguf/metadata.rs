@@ -82,12 +82,36 @@ fn what_a_configuration_has_no_place_for_is_refused() -> Outcome {
 
 #[test]
 fn a_bias_without_those_beside_it_is_refused() -> Outcome {
-    for part in ["attn_output", "ffn_up", "ffn_down"] {
+    // Where the first layer has none, no other layer may have one.
+    for (layer, part) in [
+        (0, "attn_output"),
+        (0, "attn_k"),
+        (0, "attn_v"),
+        (0, "ffn_up"),
+        (0, "ffn_down"),
+        (1, "attn_q"),
+        (1, "attn_output"),
+        (1, "ffn_gate"),
+    ] {
         let dir = tempfile::tempdir()?;
         let mut content = small("llama")?;
-        let size = if part == "ffn_up" { 64 } else { HIDDEN };
-        let bias = Tensor::zeros(size, DType::F32, &Device::Cpu)?;
-        let name = format!("blk.0.{part}.bias");
+        if layer == 1 {
+            let blocks = Value::U32(2);
+            content.metadata.insert("llama.block_count".into(), blocks);
+            let first = content.tensors.iter();
+            let first =
+                first.filter_map(|(name, tensor)| Some((name.strip_prefix("blk.0.")?, tensor)));
+            let copies = first.map(|(name, tensor)| {
+                let values = tensor.dequantize(&Device::Cpu)?;
+                let copy = QTensor::quantize(&values, tensor.dtype())?;
+                Ok((format!("blk.1.{name}"), copy))
+            });
+            let copies: Vec<_> = copies.collect::<CandleResult<_>>()?;
+            content.tensors.extend(copies);
+        }
+        let name = format!("blk.{layer}.{part}.bias");
+        let weight = &content.tensors[&format!("blk.{layer}.{part}.weight")];
+        let bias = Tensor::zeros(weight.shape().dims()[0], DType::F32, &Device::Cpu)?;
         let bias = QTensor::quantize(&bias, GgmlDType::F32)?;
         content.tensors.insert(name.clone(), bias);
         let file = GgufFile::open(write(&content, dir.path())?)?;

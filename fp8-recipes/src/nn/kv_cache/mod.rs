@@ -16,7 +16,45 @@ pub use concat::{ConcatKvCache, InterleavedKvCache};
 pub use rotating::{RotatingCache, RotatingKvCache};
 pub use scattered::{ScatteredCacheBuilder, ScatteredKvCache};
 
-use candle_core::{Result, Tensor};
+use candle_core::{Error, Result, Tensor};
+
+/// Fails if `values` cannot be appended beside `keys` along `dim`, to a cache with this buffer. Checked before the keys are appended: alone,
+/// they would belong to other values from then on.
+fn check_values(
+    buffer: &Option<Tensor>,
+    (keys, values): (&Tensor, &Tensor),
+    dim: usize,
+) -> Result<()> {
+    if values.dim(dim)? != keys.dim(dim)? {
+        return Err(Error::ShapeMismatchBinaryOp {
+            lhs: keys.shape().clone(),
+            rhs: values.shape().clone(),
+            op: "kv-cache-append",
+        });
+    }
+    let Some(buffer) = buffer else {
+        return Ok(());
+    };
+    if buffer.dtype() != values.dtype() {
+        return Err(Error::DTypeMismatchBinaryOp {
+            lhs: buffer.dtype(),
+            rhs: values.dtype(),
+            op: "kv-cache-append",
+        });
+    }
+    let mut expected = buffer.dims().to_vec();
+    if let Some(len) = expected.get_mut(dim) {
+        *len = values.dim(dim)?;
+    }
+    if expected != values.dims() {
+        return Err(Error::ShapeMismatchBinaryOp {
+            lhs: buffer.shape().clone(),
+            rhs: values.shape().clone(),
+            op: "kv-cache-append",
+        });
+    }
+    Ok(())
+}
 
 /// A cache of candle-nn beside a tensor that tracks gradients, and a pair of such caches for keys and values.
 macro_rules! traced_cache {
@@ -156,8 +194,9 @@ impl KvCache {
     /// Appends keys and values. Returns all cached keys and values.
     ///
     /// # Errors
-    /// If a shape does not fit the cache.
+    /// If a shape or dtype does not fit the cache. Neither keys nor values are appended then.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        check_values(self.v.all_data(), (k, v), self.v.dim())?;
         self.k.append(k)?;
         self.v.append(v)?;
         // Neither cache is empty after an append.

@@ -1,6 +1,6 @@
 //! A cache that keeps the newest positions.
 
-use super::traced_cache;
+use super::{check_values, traced_cache};
 use candle_core::{Device, Result, Tensor};
 
 traced_cache!(RotatingCache, RotatingKvCache);
@@ -51,8 +51,9 @@ impl RotatingKvCache {
     /// Appends keys and values. Returns those that attention reads.
     ///
     /// # Errors
-    /// If a shape does not fit the cache.
+    /// If a shape or dtype does not fit the cache. Neither keys nor values are appended then.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        check_values(self.v.all_data(), (k, v), self.v.dim())?;
         Ok((self.k.append(k)?, self.v.append(v)?))
     }
 

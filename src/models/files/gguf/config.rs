@@ -106,18 +106,26 @@ impl GgufFile {
         if metadata.flag(key)? == Some(false) {
             return Err(metadata.error(key, "true"));
         }
+        // A `config.json` says for all layers at once which biases there are; those of the first one decide.
         let biased = |part: &str| self.has(&format!("blk.0.{part}.bias"));
         let output = self.architecture != Architecture::Qwen2 && biased("attn_q");
+        let attention = self.architecture == Architecture::Qwen2 || output;
         let mlp = self.architecture == Architecture::Llama && biased("ffn_gate");
-        for (part, is_read) in [
-            ("attn_output", output),
-            ("ffn_gate", mlp),
-            ("ffn_up", mlp),
-            ("ffn_down", mlp),
-        ] {
-            if biased(part) && !is_read {
-                let what = format!("`blk.0.{part}.bias` without the biases beside it");
-                return Err(metadata.unsupported(what));
+        for layer in 0..self.dimensions.layers {
+            for (part, is_read) in [
+                ("attn_q", attention),
+                ("attn_k", attention),
+                ("attn_v", attention),
+                ("attn_output", output),
+                ("ffn_gate", mlp),
+                ("ffn_up", mlp),
+                ("ffn_down", mlp),
+            ] {
+                let name = format!("blk.{layer}.{part}.bias");
+                if self.has(&name) && !is_read {
+                    let what = format!("`{name}` without the biases beside it");
+                    return Err(metadata.unsupported(what));
+                }
             }
         }
         Ok(())

@@ -127,8 +127,10 @@ fn render(
         .iter()
         .map(|message| context! { role => &message.role, content => &message.content })
         .collect();
-    let root =
-        context! { messages, bos_token => bos, eos_token => eos, add_generation_prompt => answer };
+    // Tools and documents are there, and none.
+    let root = context! {
+        messages, tools => (), documents => (), bos_token => bos, eos_token => eos, add_generation_prompt => answer
+    };
     let mut text = String::new();
     let out = &mut make_string_output(&mut text);
     eval(&jinja, &instructions, root, &blocks, out, AutoEscape::None)?;

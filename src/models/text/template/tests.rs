@@ -62,8 +62,8 @@ fn bounded_templates_render_as_unbounded_ones() {
             "a\n  bx-3",
         ),
         (
-            "{{ tools is defined }}{{ tools is not defined and messages is defined }}",
-            "FalseTrue",
+            "{{ tools is none }}{{ documents is defined }}{{ xyz is not defined and messages is defined }}",
+            "TrueTrueTrue",
         ),
         (
             "{{ x|default('d') }}{{ '' or 'e' }}{{ 'f' if x else 'g' }}",
