@@ -17,6 +17,9 @@ pub(super) const LINE: usize = 64;
 /// All threads share buffers of at least this many bytes.
 const LARGE: usize = 2 << 20;
 
+/// Bytes of a buffer that may be used for any less.
+const SMALL: usize = 1 << 16;
+
 /// The most bytes kept by each thread, and for all of them together.
 const KEPT: usize = 8 << 20;
 const KEPT_FOR_ALL: usize = 128 << 20;
@@ -29,36 +32,71 @@ impl Plain for f16 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 
-/// Unused buffers, the smallest first.
-struct Pool(Vec<Vec<Line>>);
-
-thread_local! {
-    static OWN: RefCell<Pool> = const { RefCell::new(Pool(Vec::new())) };
+/// Unused buffers, the smallest first, each with the time at which it was given back.
+struct Pool {
+    buffers: Vec<(Vec<Line>, u64)>,
+    time: u64,
 }
 
-static SHARED: Mutex<Pool> = Mutex::new(Pool(Vec::new()));
+thread_local! {
+    static OWN: RefCell<Pool> = const { RefCell::new(Pool::new()) };
+}
+
+static SHARED: Mutex<Pool> = Mutex::new(Pool::new());
 
 fn shared() -> MutexGuard<'static, Pool> {
     lock(&SHARED)
 }
 
 impl Pool {
-    /// The smallest buffer that is large enough, or else the largest, to be grown.
-    fn take(&mut self, needed: usize) -> Vec<Line> {
-        let at = self
-            .0
-            .iter()
-            .position(|lines| lines.len() >= needed)
-            .or_else(|| self.0.len().checked_sub(1));
-        at.map_or_else(Vec::new, |at| self.0.remove(at))
+    const fn new() -> Self {
+        Self {
+            buffers: Vec::new(),
+            time: 0,
+        }
     }
 
-    fn give(&mut self, lines: Vec<Line>, most: usize) {
-        let kept: usize = self.0.iter().map(|lines| lines.len() * LINE).sum();
-        if kept + lines.len() * LINE <= most {
-            let at = self.0.partition_point(|other| other.len() < lines.len());
-            self.0.insert(at, lines);
+    /// The smallest buffer that is large enough, or a new one. One that is many times too large is left to those who need it.
+    fn take(&mut self, needed: usize) -> Vec<Line> {
+        let most = (8 * needed).max(SMALL / LINE);
+        let at = self
+            .buffers
+            .partition_point(|(lines, _)| lines.len() < needed);
+        match self.buffers.get(at) {
+            Some((lines, _)) if lines.len() <= most => self.buffers.remove(at).0,
+            _ => Vec::new(),
         }
+    }
+
+    /// Keeps this buffer, and drops those that were not used for the longest time if all are more than `most` bytes.
+    fn give(&mut self, lines: Vec<Line>, most: usize) {
+        self.time += 1;
+        let bytes = |lines: &Vec<Line>| lines.len() * LINE;
+        let mut kept = bytes(&lines);
+        kept += self
+            .buffers
+            .iter()
+            .map(|(lines, _)| bytes(lines))
+            .sum::<usize>();
+        let at = self
+            .buffers
+            .partition_point(|(other, _)| other.len() < lines.len());
+        self.buffers.insert(at, (lines, self.time));
+        while kept > most {
+            let oldest = (0..self.buffers.len()).min_by_key(|&at| self.buffers[at].1);
+            let Some(oldest) = oldest else { break };
+            kept -= bytes(&self.buffers.remove(oldest).0);
+        }
+    }
+}
+
+/// Lines of a new buffer that has to have `needed`: up to a quarter more, so that sizes that grow a little do not need a new one each time.
+fn rounded_up(needed: usize) -> usize {
+    let lines = needed.next_multiple_of((needed.next_power_of_two() / 8).max(1));
+    match needed * LINE < LARGE {
+        // Given back to the pool that it is taken from.
+        true => lines.min(LARGE / LINE - 1),
+        false => lines,
     }
 }
 
@@ -78,8 +116,7 @@ impl<T: Plain> Scratch<T> {
             OWN.with_borrow_mut(|pool| pool.take(needed))
         };
         if lines.len() < needed {
-            lines.clear();
-            lines.resize(needed, Line([0; LINE]));
+            lines = vec![Line([0; LINE]); rounded_up(needed)];
         }
         Self {
             lines,
@@ -138,5 +175,40 @@ mod tests {
         let (first, second) = (large(), large());
         assert_ne!(first.as_ptr(), second.as_ptr());
         assert_eq!((first.len(), second.len()), (LARGE, LARGE));
+    }
+
+    #[test]
+    fn new_buffers_have_room_for_a_little_more() {
+        for needed in (0..5000).chain([LARGE / LINE - 1, LARGE / LINE, 3 * LARGE / LINE + 1]) {
+            let lines = rounded_up(needed);
+            assert!((needed..=needed + needed / 4).contains(&lines), "{needed}");
+            assert_eq!(lines * LINE < LARGE, needed * LINE < LARGE, "{needed}");
+        }
+        let large = Scratch::<u16>::new(100_000);
+        let address = large.as_ptr();
+        drop(large);
+        assert_eq!(Scratch::<u16>::new(101_000).as_ptr(), address);
+    }
+
+    #[test]
+    fn buffers_that_are_used_stay() {
+        let mut pool = Pool::new();
+        let buffer = |kib: usize| vec![Line([0; LINE]); (kib << 10) / LINE];
+        let kib = |lines: &[Line]| (lines.len() * LINE) >> 10;
+        for size in [100, 900, 200] {
+            pool.give(buffer(size), 1300 << 10);
+        }
+        // None is large enough, or the only one much too large.
+        assert_eq!(kib(&pool.take(16 * 1000)), 0);
+        assert_eq!(kib(&pool.take(4 * 16)), 0);
+        let used = pool.take(16 * 90);
+        assert_eq!(kib(&used), 100);
+        pool.give(used, 1300 << 10);
+        // The largest was not used for the longest time.
+        pool.give(buffer(300), 1300 << 10);
+        let sizes: Vec<usize> = pool.buffers.iter().map(|(lines, _)| kib(lines)).collect();
+        assert_eq!(sizes, [100, 200, 300]);
+        pool.give(buffer(1400), 1300 << 10);
+        assert!(pool.buffers.is_empty());
     }
 }

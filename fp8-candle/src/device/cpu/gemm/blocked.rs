@@ -6,12 +6,14 @@
 use super::super::scratch::Scratch;
 use super::epilogue::{Epilogue, merge_segment};
 use super::exponents::Exponents;
+use super::in_tasks::TOGETHER;
 use super::kernel::{Engine, Mode, PackedPanel, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::product::{PackedA, Panels, Product, TASK_CODES};
 use super::results::Block;
 use super::scales::Scales;
 use super::side::{Elements, Side};
+use super::stage::{Finished, Stage};
 use crate::base::parallel::shared::Shared;
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
@@ -63,9 +65,7 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
             segment,
             exponents,
             epilogue: &epilogue,
-            results: epilogue
-                .results(n, out)
-                .filter(|_| engine.writes_results(m)),
+            results: epilogue.results(n, out).filter(|_| engine.writes_results()),
             out,
             threads: match m * n * k < PARALLEL_WORK {
                 true => 1,
@@ -146,6 +146,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             let panels = task * per_task..panels.min((task + 1) * per_task);
             let (from, together) = match packed {
                 Some(codes) => (Panels::Packed(codes), streamed.unwrap_or(panels.len())),
+                None if self.engine.packs_in_tasks() => (Panels::BySlice, TOGETHER),
                 None => (Panels::BySlice, PANEL / Self::WIDTH),
             };
             for first in panels.clone().step_by(together.max(1)) {
@@ -227,15 +228,15 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         (task_rows, task_panels)
     }
 
-    /// Multiplies and finishes these rows by these panels. `a`: packed rows; without them, this packs its own slice by slice. `stream`: what
-    /// [`Block::stream`] takes, if tiles write the results past the caches.
+    /// Multiplies and finishes these rows by these panels. `a`: packed rows; without them, this packs its own slice by slice. `stage`: what
+    /// writes results that tiles leave as sums, and the panels of the task.
     pub(super) fn block(
         &self,
         a: Option<&PackedA<'_, E::Value>>,
         rows: Range<usize>,
         panels: Range<usize>,
         b: Panels<'_, E::Value>,
-        stream: Option<(Shared<'_, f32>, [usize; 2])>,
+        stage: Option<(&mut Stage, &Range<usize>)>,
     ) {
         let stride = panels.len() * Self::WIDTH;
         let padded_rows = rows.len().next_multiple_of(ROWS);
@@ -244,11 +245,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             .filter(|_| self.segment.is_none() && self.k() > 0);
         if let Some(results) = results {
             // SAFETY: each task has its own rows and columns.
-            let mut block = unsafe { results.block(rows.start, panels.start * Self::WIDTH) };
-            if let Some((ends, cols)) = stream {
-                // SAFETY: as above; the task that passes `ends` finishes by `streamed`.
-                block = unsafe { block.stream(ends, cols) };
-            }
+            let block = unsafe { results.block(rows.start, panels.start * Self::WIDTH) };
             let kept = if self.k() > SLICE * self.engine.slices_at_once() {
                 padded_rows * stride
             } else {
@@ -280,11 +277,26 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             }
         }
         let n = self.b.kept();
-        let cols = panels.start * Self::WIDTH..n.min(panels.end * Self::WIDTH);
-        for (row, sums) in rows.zip(sums.chunks_exact(stride)) {
-            // SAFETY: each task has its own rows and columns.
-            let out = unsafe { self.out.part(row * n + cols.start..row * n + cols.end) };
-            self.epilogue.finish_row(row, cols.start, sums, out);
+        let cols_of =
+            |panels: &Range<usize>| panels.start * Self::WIDTH..n.min(panels.end * Self::WIDTH);
+        let cols = cols_of(&panels);
+        let (stage, of_task) = match stage {
+            Some((stage, panels)) => (Some(stage), cols_of(panels)),
+            None => (None, cols.clone()),
+        };
+        let mut finished = Finished {
+            epilogue: self.epilogue,
+            rows,
+            cols,
+            sums: &sums,
+            stride,
+            out: self.out,
+            n,
+            of_task,
+            stage,
+        };
+        if !self.engine.finish(&mut finished) {
+            finished.with(|row, first, sums, out| self.epilogue.finish_row(row, first, sums, out));
         }
     }
 
@@ -336,10 +348,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             };
             let slice_len = (end - start) * Self::WIDTH;
             if let Some(packed) = &mut packed {
-                let packed = packed.chunks_exact_mut(slice_len);
-                for (panel, packed) in panels.clone().zip(packed) {
-                    self.pack_b(panel, start..end, packed);
-                }
+                self.pack_part(panels.clone(), start..end, slice_len, packed);
             }
             let panel = |index: usize| {
                 let part = |first: usize, len: usize| {

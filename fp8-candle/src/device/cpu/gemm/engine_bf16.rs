@@ -3,16 +3,18 @@
 use super::decoder::Decoder;
 use super::exponents::Exponents;
 use super::few_amx;
+use super::finish_avx512;
 use super::kernel::{Engine, Matrix, Mode, PackedPanel, Panel, Sums, part, rows_of_a};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Source};
 use super::prefetch::Ahead;
 use super::results::Block;
 use super::source_bf16::Bits;
+use super::stage::Finished;
 use super::tile_amx::{self, Tiles};
 use super::tile_bf16::{self, Columns, Rows, To};
 use crate::base::parallel::shared::Shared;
-use fp8_core::{Contraction, Format, Isa, IsaLevel};
+use fp8_core::{Contraction, Format, HighPrecision, Isa, IsaLevel};
 use std::ops::Range;
 
 /// Kernels that multiply bf16.
@@ -121,8 +123,14 @@ impl Engine for Bf16Engine {
         }
     }
 
-    fn writes_results(self, rows: usize) -> bool {
-        !self.amx || rows > self.packed_rows()
+    fn writes_results(self) -> bool {
+        // Those of tiles of AMX would be short runs, which memory takes slowly, while the tiles wait for it.
+        !self.amx
+    }
+
+    fn finish<T: HighPrecision>(self, finished: &mut Finished<'_, T>) -> bool {
+        // SAFETY: an engine exists only where these instructions do.
+        unsafe { finish_avx512::finish(finished) }
     }
 
     fn slices_at_once(self) -> usize {
@@ -228,7 +236,7 @@ impl Engine for Bf16Engine {
             };
             let sums = &mut Sums { values, stride };
             // SAFETY: every processor with AMX has these instructions.
-            unsafe { tiles.multiply(&factors, sums, results, mode) };
+            tiles.multiply(&factors, sums, mode);
             return;
         }
         let mut index = 0;

@@ -8,6 +8,7 @@ use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// The scales to apply after the sums, and the bias.
 pub(in super::super) struct Epilogue<'a> {
@@ -58,16 +59,12 @@ impl<'a> Epilogue<'a> {
         sums: &[f32],
         out: &mut [MaybeUninit<T>],
     ) {
-        let row_scale = match &self.rows {
-            Scales::One(scale) => *scale,
-            Scales::Each(scales) => scales[row],
-        };
-        let cols = first..first + out.len();
-        let bias = self.bias.map(|bias| &bias[cols.clone()]);
-        let col_scales = match &self.cols {
-            Scales::One(scale) => ColScales::One(*scale),
-            Scales::Each(scales) => ColScales::Each(&scales[cols]),
-        };
+        let end = self.row_end(row, first..first + out.len());
+        let RowEnd {
+            row_scale,
+            col_scales,
+            bias,
+        } = end;
         if is_extreme(row_scale) {
             let exact = move |sum: f32, col_scale: f32| scaled_in_f64(sum, row_scale, col_scale);
             return finish(sums, col_scales, bias, out, exact);
@@ -81,11 +78,33 @@ impl<'a> Epilogue<'a> {
             move |sum, col_scale| sum * row_scale * col_scale,
         );
     }
+
+    /// What happens to the sums of these columns of row `row`.
+    pub(super) fn row_end(&self, row: usize, cols: Range<usize>) -> RowEnd<'_> {
+        RowEnd {
+            row_scale: match &self.rows {
+                Scales::One(scale) => *scale,
+                Scales::Each(scales) => scales[row],
+            },
+            col_scales: match &self.cols {
+                Scales::One(scale) => ColScales::One(*scale),
+                Scales::Each(scales) => ColScales::Each(&scales[cols.clone()]),
+            },
+            bias: self.bias.map(|bias| &bias[cols]),
+        }
+    }
+}
+
+/// What happens to the sums of some columns of a row, unless its scale [is extreme](is_extreme).
+pub(super) struct RowEnd<'a> {
+    pub(super) row_scale: f32,
+    pub(super) col_scales: ColScales<'a>,
+    pub(super) bias: Option<&'a [f32]>,
 }
 
 /// Scales of the columns of a row.
 #[derive(Clone, Copy)]
-enum ColScales<'a> {
+pub(super) enum ColScales<'a> {
     One(f32),
     Each(&'a [f32]),
 }
@@ -203,7 +222,7 @@ pub(super) fn merge_segment(
 
 /// The product of two scales can leave the range of f32 although the scaled sum does not, so they are applied one after the
 /// other. If the first one is extreme, even that can leave it.
-fn is_extreme(row_scale: f32) -> bool {
+pub(super) fn is_extreme(row_scale: f32) -> bool {
     row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12
 }
 

@@ -268,8 +268,7 @@ mod tests {
                             values: &mut tiled[panel * PANEL..],
                             stride: 2 * PANEL,
                         };
-                        // SAFETY: every processor with AMX has these instructions.
-                        unsafe { tiles.multiply(&factors, sums, None, mode) };
+                        tiles.multiply(&factors, sums, mode);
                     }
                 }
                 for row in 0..rows {

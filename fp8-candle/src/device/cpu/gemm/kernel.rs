@@ -8,8 +8,9 @@ use super::layout::{Order, SLICE_STRIDE};
 use super::prefetch;
 use super::results::Block;
 use super::side::Side;
+use super::stage::Finished;
 use crate::base::parallel::shared::Shared;
-use fp8_core::{Contraction, Format};
+use fp8_core::{Contraction, Format, HighPrecision};
 use std::ops::Range;
 
 /// Row-major elements of an operand, by default codes, and the dimension that is summed over.
@@ -156,8 +157,14 @@ pub(super) trait Engine: Copy + Send + Sync {
         false
     }
 
-    /// Whether [`Engine::multiply`] takes results, for a product of `rows` rows.
-    fn writes_results(self, _rows: usize) -> bool {
+    /// Whether [`Engine::multiply`] takes results.
+    fn writes_results(self) -> bool {
+        false
+    }
+
+    /// Finishes rows as [`Epilogue::finish_row`](super::epilogue::Epilogue::finish_row) does, but faster; false, and nothing is written, if
+    /// it cannot.
+    fn finish<T: HighPrecision>(self, _finished: &mut Finished<'_, T>) -> bool {
         false
     }
 

@@ -31,6 +31,8 @@ mod engine_f32;
 mod exponents;
 #[cfg(target_arch = "x86_64")]
 mod few_amx;
+#[cfg(target_arch = "x86_64")]
+mod finish_avx512;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod in_slices;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -70,7 +72,7 @@ mod source_bf16;
     target_arch = "aarch64",
     allow(dead_code, reason = "only tiles of bf16 write results")
 )]
-mod stream;
+mod stage;
 #[cfg(target_arch = "x86_64")]
 mod tile_amx;
 #[cfg(target_arch = "x86_64")]

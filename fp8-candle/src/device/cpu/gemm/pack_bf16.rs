@@ -73,6 +73,9 @@ pub(super) trait Source: Copy {
         left: usize,
     ) -> [__m512i; 2];
 
+    /// Two rows side by side in each of 32 columns.
+    unsafe fn whole_pair(self, rows: [&[Self::Element; PANEL]; 2]) -> [__m512i; 2];
+
     /// [`pack_b`] of a matrix that sums over columns.
     unsafe fn panel_of_cols(
         self,
@@ -118,8 +121,9 @@ pub(super) unsafe fn pack_a<S: Source>(
             }
         }
         Contraction::Rows => {
-            for row in rows.clone().step_by(PANEL) {
-                for start in (0..k).step_by(DEPTH) {
+            // Neighbouring rows of A are neighbours in memory, which gives long runs faster.
+            for start in (0..k).step_by(DEPTH) {
+                for row in rows.clone().step_by(PANEL) {
                     let (mut left, mut right) =
                         ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
                     for pair in 0..DEPTH / 2 {
@@ -221,20 +225,25 @@ pub(super) fn pack_b<S: Source>(
 ) {
     match matrix.contraction {
         Contraction::Rows => {
-            for (pair, dst) in dst[..range.len() * PANEL]
-                .chunks_exact_mut(2 * PANEL)
-                .enumerate()
-            {
-                let row = range.start + 2 * pair;
-                for row in row + 2 * AHEAD..row + 2 * AHEAD + 2 {
-                    let start = matrix
-                        .elements
-                        .as_ptr()
-                        .wrapping_add(row * matrix.kept + first);
-                    prefetch(start.cast(), 0);
+            let (pairs, _) = dst[..range.len() * PANEL].as_chunks_mut::<{ 2 * PANEL }>();
+            let kept = matrix.kept;
+            if first + PANEL <= kept && range.end <= matrix.contracted {
+                // All of the panel lies within the matrix.
+                let rows = &matrix.elements[range.start * kept + first..range.end * kept];
+                for (rows, dst) in rows.chunks(2 * kept).zip(pairs) {
+                    let (row, next) = rows.split_at(kept);
+                    let rows = [row, next].map(|row| row.first_chunk().expect("a panel"));
+                    // SAFETY: this function has the instructions.
+                    let [low, high] = unsafe { source.whole_pair(rows) };
+                    store(low, dst);
+                    store(high, &mut dst[32..]);
                 }
+                return;
+            }
+            for (pair, dst) in pairs.iter_mut().enumerate() {
                 // SAFETY: this function has the instructions.
-                let [low, high] = unsafe { source.pairs(matrix, row, first, ROWS) };
+                let [low, high] =
+                    unsafe { source.pairs(matrix, range.start + 2 * pair, first, ROWS) };
                 store(low, dst);
                 store(high, &mut dst[32..]);
             }

@@ -213,26 +213,41 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     pub(super) fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
         let (len, k) = (self.values_len(), padded(self.k()));
         // Lines of the cache hold the codes of one index of the sum for several panels.
-        let (step, least) = match self.b.contraction {
-            Contraction::Rows => (DEPTH, LINE / Self::WIDTH),
-            Contraction::Cols => (k.max(1), 1),
+        let least = match self.b.contraction {
+            Contraction::Rows => LINE / Self::WIDTH,
+            Contraction::Cols => 1,
         };
         let per_task = (TASK_CODES / len.max(1)).max(least);
         let values = Shared::new(values);
         let elements = panels.len() * len;
         self.pack_each(elements, panels.len().div_ceil(per_task), |task| {
-            let of_task = task * per_task..panels.len().min((task + 1) * per_task);
-            for begin in (0..k).step_by(step) {
-                let range = begin..k.min(begin + step);
-                for panel in of_task.clone() {
-                    let [start, end] =
-                        [range.start, range.end].map(|k| panel * len + k * Self::WIDTH);
-                    // SAFETY: each task has its own panels.
-                    let values = unsafe { values.part(start..end) };
-                    self.pack_b(panels.start + panel, range.clone(), values);
-                }
-            }
+            let [first, end] = [task, task + 1].map(|task| panels.len().min(task * per_task));
+            // SAFETY: each task has its own panels.
+            let values = unsafe { values.part(first * len..end * len) };
+            self.pack_part(panels.start + first..panels.start + end, 0..k, len, values);
         });
+    }
+
+    /// Packs these panels of B for `range` of the sum, on this thread; `len`: elements from one packed panel to the next.
+    pub(super) fn pack_part(
+        &self,
+        panels: Range<usize>,
+        range: Range<usize>,
+        len: usize,
+        values: &mut [E::Value],
+    ) {
+        // The codes of one index of the sum for all panels are neighbours, and memory gives them as fast only in long runs.
+        let step = match self.b.contraction {
+            Contraction::Rows => DEPTH,
+            Contraction::Cols => range.len().max(1),
+        };
+        for begin in range.clone().step_by(step) {
+            let part = begin..range.end.min(begin + step);
+            let [start, end] = [part.start, part.end].map(|k| (k - range.start) * Self::WIDTH);
+            for (panel, values) in panels.clone().zip(values.chunks_mut(len)) {
+                self.pack_b(panel, part.clone(), &mut values[start..end]);
+            }
+        }
     }
 
     /// Packs a panel of B for `range` of the sum.

@@ -5,7 +5,6 @@ use super::layout::PANEL;
 #[cfg(target_arch = "x86_64")]
 use super::prefetch;
 use super::scales::Scales;
-use super::stream::Stream;
 use crate::base::parallel::shared::Shared;
 use half::bf16;
 #[cfg(target_arch = "x86_64")]
@@ -37,7 +36,6 @@ pub(super) struct Block<'a> {
     results: &'a Results<'a>,
     row: usize,
     col: usize,
-    stream: Option<Stream<'a>>,
 }
 
 /// The first `len` of 32 lanes, in two vectors.
@@ -58,28 +56,7 @@ impl<'a> Results<'a> {
             results: self,
             row,
             col,
-            stream: None,
         }
-    }
-
-    /// Whether results of this size are faster written past the caches: they leave the second-level cache in any case, and each line
-    /// would be read first.
-    pub(super) fn streams(&self, rows: usize) -> bool {
-        const LEAST: usize = 8 << 20;
-        matches!(self.out, Out::F32(_)) && rows * self.cols * size_of::<f32>() >= LEAST
-    }
-}
-
-impl<'a> Block<'a> {
-    /// Writes past the caches, with [`STREAM_PER_ROW`] elements of `ends` for each row. `cols`: the first column of the task, and the
-    /// one after its last. The task writes its panels from left to right.
-    ///
-    /// # Safety
-    /// The task alone uses `ends`, and calls [`streamed`] before its results are read.
-    pub(super) unsafe fn stream(self, ends: Shared<'a, f32>, cols: [usize; 2]) -> Self {
-        let row = self.row;
-        let stream = Some(Stream { ends, row, cols });
-        Self { stream, ..self }
     }
 }
 
@@ -106,9 +83,6 @@ impl<'a> Block<'a> {
     /// Prefetches the cache lines of these rows for writing.
     #[inline]
     pub(super) fn prefetch(&self, rows: Range<usize>) {
-        if self.stream.is_some() {
-            return;
-        }
         let (start, size) = match self.results.out {
             Out::F32(out) => (out.address().cast::<i8>(), size_of::<f32>()),
             Out::Bf16(out) => (out.address().cast::<i8>(), size_of::<bf16>()),
@@ -117,76 +91,6 @@ impl<'a> Block<'a> {
             let row = start.wrapping_add(self.start(row) * size);
             for line in (0..=PANEL * size).step_by(64) {
                 prefetch::to_write(row.wrapping_add(line));
-            }
-        }
-    }
-
-    /// Writes `rows` of a tile of sums, whose rows are [`PANEL`] apart.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    pub(super) fn write_rows(self, rows: Range<usize>, tile: &[f32]) {
-        let (tile, _) = tile.as_chunks::<PANEL>();
-        if self.len() == PANEL && self.stream.is_none() {
-            return self.write_whole(rows, tile);
-        }
-        for row in rows {
-            let sums = load_row(&tile[row]);
-            self.at(row, 0).write::<1, 1, false, false, false>([sums]);
-        }
-    }
-
-    /// [`Block::write_rows`] of 32 columns.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    fn write_whole(self, rows: Range<usize>, tile: &[[f32; PANEL]]) {
-        let of_panel = |all: &[f32]| load_row(all[self.col..].first_chunk().expect("a panel"));
-        let col_scales = match self.results.col_scales {
-            Scales::One(scale) => [_mm512_set1_ps(*scale); 2],
-            Scales::Each(scales) => of_panel(scales),
-        };
-        let bias = self.results.bias.map(of_panel);
-        for row in rows {
-            let row_scale = _mm512_set1_ps(match self.results.row_scales {
-                Scales::One(scale) => *scale,
-                Scales::Each(scales) => scales[self.row + row],
-            });
-            let mut values = load_row(&tile[row]);
-            for half in 0..2 {
-                values[half] =
-                    _mm512_mul_ps(_mm512_mul_ps(values[half], row_scale), col_scales[half]);
-            }
-            let place = self.start(row)..self.start(row) + PANEL;
-            match self.results.out {
-                Out::F32(out) => {
-                    if let Some(bias) = bias {
-                        for half in 0..2 {
-                            values[half] = _mm512_add_ps(values[half], bias[half]);
-                        }
-                    }
-                    // SAFETY: the caller of `Results::block` guarantees that no other task uses these 32 elements.
-                    unsafe {
-                        let out = out.part(place).as_mut_ptr().cast::<f32>();
-                        _mm512_storeu_ps(out, values[0]);
-                        _mm512_storeu_ps(out.wrapping_add(16), values[1]);
-                    }
-                }
-                Out::Bf16(out) => {
-                    let mut bits = rounded_pair(values);
-                    if let Some(bias) = bias {
-                        for half in 0..2 {
-                            // The upper half of each number is its bf16.
-                            let wide = _mm512_and_si512(bits[half], _mm512_set1_epi32(!0xFFFF));
-                            values[half] = _mm512_add_ps(_mm512_castsi512_ps(wide), bias[half]);
-                        }
-                        bits = rounded_pair(values);
-                    }
-                    let both = _mm512_permutex2var_epi16(bits[0], upper_halves(), bits[1]);
-                    // SAFETY: as above.
-                    unsafe {
-                        let out = out.part(place).as_mut_ptr().cast();
-                        _mm512_storeu_si512(out, both);
-                    }
-                }
             }
         }
     }
@@ -241,12 +145,6 @@ impl<'a> Block<'a> {
                             _mm512_add_ps(values[1], bias[1]),
                         ];
                     }
-                    if let Some(stream) = self.stream {
-                        let out = out.address().wrapping_add(place.start).cast_mut().cast();
-                        // SAFETY: `len` results; the callers of `Block::stream` and `Results::block` guarantee the rest.
-                        unsafe { stream.write([self.row + row, self.col], out, values, masks) };
-                        continue;
-                    }
                     // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
                     let out = unsafe { out.part(place) }.as_mut_ptr().cast::<f32>();
                     // SAFETY: a masked store writes no element outside of its mask, which has `len`.
@@ -278,59 +176,6 @@ impl<'a> Block<'a> {
             }
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_row(row: &[f32; PANEL]) -> [__m512; 2] {
-    let (halves, _) = row.as_chunks::<16>();
-    // SAFETY: each half has 16 numbers.
-    unsafe {
-        [
-            _mm512_loadu_ps(halves[0].as_ptr()),
-            _mm512_loadu_ps(halves[1].as_ptr()),
-        ]
-    }
-}
-
-/// For `_mm512_permutex2var_epi16`: the upper 16 bits of each of 32 numbers.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn upper_halves() -> __m512i {
-    const FROM: [u16; 32] = {
-        let mut from = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            from[i] = 2 * i as u16 + 1;
-            i += 1;
-        }
-        from
-    };
-    // SAFETY: an array of 64 bytes.
-    unsafe { _mm512_loadu_si512(FROM.as_ptr().cast()) }
-}
-
-/// Numbers whose upper 16 bits are the nearest bf16, as [`rounded`] gives them.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn rounded_pair(values: [__m512; 2]) -> [__m512i; 2] {
-    if _mm512_cmpunord_ps_mask(values[0], values[1]) != 0 {
-        return [
-            _mm512_slli_epi32::<16>(rounded(values[0])),
-            _mm512_slli_epi32::<16>(rounded(values[1])),
-        ];
-    }
-    let mut all = [_mm512_setzero_si512(); 2];
-    for (bits, values) in all.iter_mut().zip(values) {
-        let value = _mm512_castps_si512(values);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(value), _mm512_set1_epi32(1));
-        let below_half = _mm512_add_epi32(value, _mm512_set1_epi32(0x7FFF));
-        *bits = _mm512_add_epi32(below_half, odd);
-    }
-    all
 }
 
 /// The bits of the nearest bf16. The instruction for this would flush subnormals to zero.

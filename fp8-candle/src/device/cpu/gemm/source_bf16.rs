@@ -2,7 +2,7 @@
 
 use super::decoder::{Decoder, load, prefetch};
 use super::kernel::Matrix;
-use super::layout::{Order, PANEL, SLICE};
+use super::layout::{Order, PANEL, ROWS, SLICE};
 use super::pack_bf16::{Source, store, transpose_16};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -22,6 +22,21 @@ impl Source for &Decoder {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
     unsafe fn pairs(self, matrix: Matrix<'_>, k: usize, col: usize, left: usize) -> [__m512i; 2] {
         self.decode(pair_of_rows(matrix, k, col, left)).into()
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+    unsafe fn whole_pair(self, [row, next]: [&[u8; PANEL]; 2]) -> [__m512i; 2] {
+        // SAFETY: arrays of 32 bytes.
+        let halves = unsafe {
+            [
+                _mm256_loadu_si256(row.as_ptr().cast()),
+                _mm256_loadu_si256(next.as_ptr().cast()),
+            ]
+        };
+        let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
+        let codes = _mm512_permutexvar_epi8(load(&ORDERS[ROWS]), both);
+        self.decode(codes).into()
     }
 
     #[inline]
@@ -67,6 +82,19 @@ impl Source for &Decoder {
     }
 }
 
+/// For `_mm512_permutex2var_epi16` of two rows of 32 columns: their values in turn, of the lower and of the upper 16 columns.
+const IN_TURN: [[u16; 32]; 2] = {
+    let mut from = [[0; 32]; 2];
+    let mut col = 0;
+    while col < 32 {
+        let half = &mut from[col / 16];
+        let at = 2 * (col % 16);
+        (half[at], half[at + 1]) = (col as u16, 32 + col as u16);
+        col += 1;
+    }
+    from
+};
+
 /// Values in bf16, as bits.
 #[derive(Clone, Copy)]
 pub(super) struct Bits;
@@ -104,18 +132,8 @@ impl Source for Bits {
         col: usize,
         left: usize,
     ) -> [__m512i; 2] {
-        // Values of the two rows in turn: 16 columns of each.
-        const IN_TURN: [u16; 32] = {
-            let mut from = [0; 32];
-            let mut col = 0;
-            while col < 16 {
-                (from[2 * col], from[2 * col + 1]) = (col as u16, 32 + col as u16);
-                col += 1;
-            }
-            from
-        };
         // SAFETY: an array of 64 bytes.
-        let in_turn = unsafe { _mm512_loadu_si512(IN_TURN.as_ptr().cast()) };
+        let in_turn = unsafe { _mm512_loadu_si512(IN_TURN[0].as_ptr().cast()) };
         let columns = |from: usize| {
             let row = |k: usize| {
                 if k >= matrix.contracted {
@@ -127,6 +145,24 @@ impl Source for Bits {
             _mm512_permutex2var_epi16(row(k), in_turn, row(k + 1))
         };
         [columns(col), columns(col + left)]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+    unsafe fn whole_pair(self, [row, next]: [&[u16; PANEL]; 2]) -> [__m512i; 2] {
+        // SAFETY: arrays of 64 bytes.
+        let [row, next, low, high] = unsafe {
+            [
+                _mm512_loadu_si512(row.as_ptr().cast()),
+                _mm512_loadu_si512(next.as_ptr().cast()),
+                _mm512_loadu_si512(IN_TURN[0].as_ptr().cast()),
+                _mm512_loadu_si512(IN_TURN[1].as_ptr().cast()),
+            ]
+        };
+        [
+            _mm512_permutex2var_epi16(row, low, next),
+            _mm512_permutex2var_epi16(row, high, next),
+        ]
     }
 
     #[inline]
@@ -177,34 +213,35 @@ fn load_half(bytes: &[u8]) -> __m256i {
     unsafe { _mm256_maskz_loadu_epi8(mask, bytes.as_ptr().cast()) }
 }
 
+/// Where the codes of two rows come from in the order of packed codes, for each number of columns in the low halves.
+static ORDERS: [[u8; 64]; ROWS + 1] = {
+    let mut orders = [[0; 64]; ROWS + 1];
+    let mut left = 0;
+    while left <= ROWS {
+        let mut col = 0;
+        while col < PANEL {
+            // Unused lanes repeat the first ones: other codes might need the slow lookup.
+            let from = if col < 16 {
+                if col < left { col } else { 0 }
+            } else if col - 16 < left {
+                left + col - 16
+            } else {
+                0
+            };
+            orders[left][Order::Pairs.place(col, 0)] = from as u8;
+            orders[left][Order::Pairs.place(col, 1)] = (PANEL + from) as u8;
+            col += 1;
+        }
+        left += 1;
+    }
+    orders
+};
+
 /// Rows `k` and `k + 1` of the columns from `col` on of a matrix that sums over rows, in the order of packed codes: `left`
 /// columns for the low halves and as many as there are after them, up to 16, for the high halves.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize, left: usize) -> __m512i {
-    /// For each number of columns in the low halves.
-    static ORDERS: [[u8; 64]; 17] = {
-        let mut orders = [[0; 64]; 17];
-        let mut left = 0;
-        while left <= 16 {
-            let mut col = 0;
-            while col < PANEL {
-                // Unused lanes repeat the first ones: other codes might need the slow lookup.
-                let from = if col < 16 {
-                    if col < left { col } else { 0 }
-                } else if col - 16 < left {
-                    left + col - 16
-                } else {
-                    0
-                };
-                orders[left][Order::Pairs.place(col, 0)] = from as u8;
-                orders[left][Order::Pairs.place(col, 1)] = (PANEL + from) as u8;
-                col += 1;
-            }
-            left += 1;
-        }
-        orders
-    };
     let row = |k: usize| {
         if k >= matrix.contracted {
             return _mm256_setzero_si256();

@@ -5,11 +5,8 @@
 
 use super::kernel::{Mode, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE};
-use super::results::Block;
 use std::arch::asm;
-use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 /// Rows packed as A by panels packed as B.
 pub(super) struct Factors<'a, P> {
@@ -23,32 +20,10 @@ pub(super) struct Factors<'a, P> {
     pub(super) streamed: bool,
 }
 
-/// Sums of a tile, held in a buffer of their [`Tiles`] and written as results while the next tile is summed: written at once,
-/// they would make the tiles wait for memory.
-#[derive(Clone, Copy)]
-struct Waiting {
-    /// Where the tile begins.
-    row: usize,
-    col: usize,
-    rows: usize,
-    buffer: usize,
-}
-
-/// Steps of the next tile before the first rows that wait are written, unless there are few: their sums are on the way to the memory
-/// themselves.
-const STEPS_BEFORE: usize = 2;
-const FEW_STEPS: usize = 4 * STEPS_BEFORE;
-
 /// The tile registers of this thread, set up as sixteen rows of 64 bytes each, until dropped.
 pub(in super::super) struct Tiles {
-    /// Sums on their way from the registers to results: those that wait, and the next ones.
-    sums: RefCell<[TileOfSums; 2]>,
     thread: PhantomData<*const ()>,
 }
-
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct TileOfSums([f32; 2 * ROWS * PANEL]);
 
 #[repr(C, align(64))]
 struct Config {
@@ -83,85 +58,36 @@ impl Tiles {
         // SAFETY: the instruction exists here, and reads the 64 bytes of the configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
         Self {
-            sums: RefCell::new([TileOfSums([0.; 2 * ROWS * PANEL]); 2]),
             thread: PhantomData,
         }
     }
 
-    /// Computes the sums of rows by panels, or adds to them. With `results`, these are the last indices of the sums, and results are
-    /// written instead.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+    /// Computes the sums of rows by panels, or adds to them.
     pub(super) fn multiply<'b, P: Fn(usize) -> &'b [u16]>(
         &self,
         factors: &Factors<'_, P>,
         sums: &mut Sums<'_>,
-        results: Option<Block<'_>>,
         mode: Mode,
     ) {
-        let (mut waiting, mut buffer) = (None, 0);
         for index in 0..factors.panels {
             let b = (factors.panel)(index);
             // A panel stays in the first-level cache for all rows, if it fits.
             for row in (0..factors.rows).step_by(2 * ROWS) {
                 let short = factors.rows - row <= ROWS;
                 let at = row * sums.stride + index * PANEL;
-                // Empty if no intermediate sums are kept.
-                let sums = (sums.values.get_mut(at..).unwrap_or_default(), sums.stride);
+                let sums = (&mut sums.values[at..], sums.stride);
                 self.start(short, mode.accumulate.then_some((&*sums.0, sums.1)));
                 let a = &factors.a[row * SLICE_STRIDE..];
                 assert!(b.len().is_multiple_of(STEP));
-                let steps = b.len() / STEP;
-                let before = if steps > FEW_STEPS { STEPS_BEFORE } else { 0 };
-                // The same number of rows with each step.
-                let at_once = (2 * ROWS).div_ceil((steps - before).max(1));
-                for step in 0..steps {
+                for step in 0..b.len() / STEP {
                     let at = mode.skip + step * DEPTH;
                     let at = at / SLICE * mode.next_slice + at % SLICE;
                     let panel = (&b[step * STEP..][..STEP], 2 * PANEL);
                     self.step(short, factors.streamed, (&a[at..], SLICE_STRIDE), panel);
-                    if let Some(results) = results {
-                        let rows = factors.rows - row;
-                        let first = (step * at_once).min(rows);
-                        let next = first..(first + at_once).min(rows);
-                        results.at(row, index * PANEL).prefetch(next);
-                    }
-                    if let (Some(waiting), Some(results)) = (waiting, results)
-                        && step >= before
-                    {
-                        let first = (step - before) * at_once;
-                        self.write(waiting, results, first..first + at_once);
-                    }
                 }
-                let Some(results) = results else {
-                    self.finish(short, sums);
-                    continue;
-                };
-                if let Some(waiting) = waiting {
-                    let first = (steps - before) * at_once;
-                    self.write(waiting, results, first..2 * ROWS);
-                }
-                self.finish(short, (&mut self.sums.borrow_mut()[buffer].0, PANEL));
-                waiting = Some(Waiting {
-                    row,
-                    col: index * PANEL,
-                    rows: (factors.rows - row).min(2 * ROWS),
-                    buffer,
-                });
-                buffer = 1 - buffer;
+                self.finish(short, sums);
             }
         }
-        if let (Some(waiting), Some(results)) = (waiting, results) {
-            self.write(waiting, results, 0..2 * ROWS);
-        }
-    }
-
-    /// Writes these rows of waiting results, as far as there are any.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-    fn write(&self, waiting: Waiting, results: Block<'_>, rows: Range<usize>) {
-        let rows = rows.start.min(waiting.rows)..rows.end.min(waiting.rows);
-        let tile = &self.sums.borrow()[waiting.buffer].0;
-        results.at(waiting.row, waiting.col).write_rows(rows, tile);
     }
 
     /// The sums of `32 x 32`, or `16 x 32` if `short`, with `steps` pieces of B's panel, each made by `piece` just before it is

@@ -4,6 +4,8 @@ mod bf16_operands;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod exponents;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod finishing;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod packed;
 #[cfg(target_arch = "x86_64")]
 mod packing;
