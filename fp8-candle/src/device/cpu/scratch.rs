@@ -17,7 +17,7 @@ pub(super) const LINE: usize = 64;
 /// All threads share buffers of at least this many bytes.
 const LARGE: usize = 2 << 20;
 
-/// Bytes of a buffer that may be used for any less.
+/// A buffer of up to this many bytes may serve for any smaller size.
 const SMALL: usize = 1 << 16;
 
 /// The most bytes kept by each thread, and for all of them together.
@@ -56,7 +56,7 @@ impl Pool {
         }
     }
 
-    /// The smallest buffer that is large enough, or a new one. One that is many times too large is left to those who need it.
+    /// The smallest buffer that is large enough; an empty one if there is none, or if it is many times too large and others will need it.
     fn take(&mut self, needed: usize) -> Vec<Line> {
         let most = (8 * needed).max(SMALL / LINE);
         let at = self
@@ -68,7 +68,7 @@ impl Pool {
         }
     }
 
-    /// Keeps this buffer, and drops those that were not used for the longest time if all are more than `most` bytes.
+    /// Keeps this buffer, and drops those that have been unused for longest while there are more than `most` bytes.
     fn give(&mut self, lines: Vec<Line>, most: usize) {
         self.time += 1;
         let bytes = |lines: &Vec<Line>| lines.len() * LINE;

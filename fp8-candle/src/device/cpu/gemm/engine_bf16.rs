@@ -124,7 +124,7 @@ impl Engine for Bf16Engine {
     }
 
     fn writes_results(self) -> bool {
-        // Those of tiles of AMX would be short runs, which memory takes slowly, while the tiles wait for it.
+        // AMX would write short runs of results, and its tiles would wait for the memory.
         !self.amx
     }
 
@@ -235,7 +235,6 @@ impl Engine for Bf16Engine {
                 streamed: rows > 2 * ROWS,
             };
             let sums = &mut Sums { values, stride };
-            // SAFETY: every processor with AMX has these instructions.
             tiles.multiply(&factors, sums, mode);
             return;
         }

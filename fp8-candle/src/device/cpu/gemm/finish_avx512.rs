@@ -2,6 +2,7 @@
 
 use super::epilogue::{ColScales, RowEnd, is_extreme};
 use super::layout::PANEL;
+use super::results::rounded;
 use super::stage::Finished;
 use fp8_core::HighPrecision;
 use half::bf16;
@@ -123,11 +124,11 @@ impl Lanes for bf16 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn write(out: *mut bf16, mask: u32, values: Values) {
-        let mut bits = rounded(values.low, values.high);
+        let mut bits = rounded_pair(values.low, values.high);
         if let Some(bias) = values.bias {
             let low = widened(_mm512_castsi512_si256(bits));
             let high = widened(_mm512_extracti64x4_epi64::<1>(bits));
-            bits = rounded(_mm512_add_ps(low, bias.0), _mm512_add_ps(high, bias.1));
+            bits = rounded_pair(_mm512_add_ps(low, bias.0), _mm512_add_ps(high, bias.1));
         }
         // SAFETY: guaranteed by the caller.
         unsafe { _mm512_mask_storeu_epi16(out.cast(), mask, bits) };
@@ -141,10 +142,10 @@ fn widened(bits: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
 }
 
-/// The bits of the nearest bf16.
+/// The bits of the nearest bf16 of 32 values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-fn rounded(low: __m512, high: __m512) -> __m512i {
+fn rounded_pair(low: __m512, high: __m512) -> __m512i {
     // The instruction would flush these to zero.
     const SUBNORMAL: i32 = 0x20;
     let flushed =
@@ -157,19 +158,12 @@ fn rounded(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(pair) }
 }
 
-/// [`rounded`] for any values.
+/// [`rounded_pair`] of any values.
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 fn rounded_subnormals(low: __m512, high: __m512) -> __m512i {
-    let halves = [low, high].map(|values| {
-        let bits = _mm512_castps_si512(values);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
-        let nan = _mm512_cmpunord_ps_mask(values, values);
-        let sum = _mm512_add_epi32(below_half, odd);
-        let sum = _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x0040_0000));
-        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(sum))
-    });
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1])
+    let low = _mm512_cvtepi32_epi16(rounded(low));
+    let high = _mm512_cvtepi32_epi16(rounded(high));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }

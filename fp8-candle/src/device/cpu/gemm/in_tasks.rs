@@ -26,7 +26,7 @@ const LEAST_ROWS: usize = 160;
 /// as fast as single ones.
 pub(super) const TOGETHER: usize = 4;
 
-/// Results of at least this many bytes are written past the caches: they do not stay there in any case, and each line would be read
+/// Results of at least this many bytes are written past the caches: they would not stay there in any case, and each line would be read
 /// before it is written.
 const PAST_CACHES: usize = 1 << 20;
 

@@ -181,8 +181,8 @@ impl<'a> Block<'a> {
 /// The bits of the nearest bf16. The instruction for this would flush subnormals to zero.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn rounded(values: __m512) -> __m512i {
+#[target_feature(enable = "avx512f")]
+pub(super) fn rounded(values: __m512) -> __m512i {
     let bits = _mm512_castps_si512(values);
     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
