@@ -43,6 +43,10 @@ impl Sealed for Tensor {}
 impl Array for Tensor {
     kind!(Tensor, plain of (plain, _, _));
 
+    fn plain(&self) -> Option<&Tensor> {
+        Some(self)
+    }
+
     fn value(&self) -> Result<Tensor> {
         Ok(self.detach().to_dtype(DType::F32)?)
     }

@@ -96,6 +96,12 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
         Self::combine(&[self], plain, |x| Ok(x[0].clone()))
     }
 
+    /// The tensor, if this is a plain one.
+    #[doc(hidden)]
+    fn plain(&self) -> Option<&Tensor> {
+        None
+    }
+
     /// The result of the function for this kind of array.
     #[doc(hidden)]
     fn by_kind(

@@ -2,6 +2,7 @@
 
 mod activations;
 mod attention;
+mod cached;
 mod changed;
 mod checkpointing;
 mod dropout;

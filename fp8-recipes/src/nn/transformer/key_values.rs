@@ -1,10 +1,17 @@
 //! The keys and values of earlier tokens.
 
+use super::block::missing;
+use super::room::Room;
 use crate::array::Array;
 use crate::error::Result;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use fp8_candle::ops::AttentionOptions;
 
 /// Keys and values of the tokens seen so far, `[batch, kv_heads, tokens, head_dim]`.
+///
+/// Causal attention of plain tensors outside any graph, without dropout, writes them into memory that grows by doubling; copies of a cache share
+/// that memory until they differ. Rows are then to the bit those of one pass over the whole sequence, with a sliding window too. Tensors in a
+/// graph and scaled ones are concatenated.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
@@ -23,7 +30,16 @@ use candle_core::Tensor;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct KeyValues<A = Tensor>(Option<(A, A)>);
+pub struct KeyValues<A = Tensor>(Option<Held<A>>);
+
+/// The tokens of a cache.
+#[derive(Debug, Clone)]
+enum Held<A> {
+    /// In arrays of their own.
+    Arrays { k: A, v: A },
+    /// In memory with room for more.
+    Room(Room),
+}
 
 impl<A> Default for KeyValues<A> {
     fn default() -> Self {
@@ -32,10 +48,13 @@ impl<A> Default for KeyValues<A> {
 }
 
 impl<A: Array> KeyValues<A> {
-    /// Number of tokens whose keys are held.
-    pub(super) fn len(&self) -> usize {
-        let keys = self.0.as_ref().map(|(k, _)| k.dims());
-        keys.and_then(|dims| dims.get(2)).copied().unwrap_or(0)
+    /// Number of tokens whose keys are held, of which a sliding window leaves the last ones.
+    pub(super) fn len(&self, window: Option<usize>) -> usize {
+        match &self.0 {
+            None => 0,
+            Some(Held::Arrays { k, .. }) => k.dims().get(2).copied().unwrap_or(0),
+            Some(Held::Room(room)) => room.held(window),
+        }
     }
 
     /// Runs `compute`, which appends tokens; after a failure the cache is as before.
@@ -51,19 +70,62 @@ impl<A: Array> KeyValues<A> {
         done
     }
 
-    /// Appends keys and values of new tokens; returns everything that a new token may attend to.
-    pub(super) fn append(&mut self, k: A, v: A, window: Option<usize>) -> Result<(A, A)> {
-        let (mut k, mut v) = match &self.0 {
-            Some((old_k, old_v)) => (A::cat(&[old_k, &k], 2)?, A::cat(&[old_v, &v], 2)?),
-            None => (k, v),
-        };
-        let seen = k.dims().get(2).copied().unwrap_or(0);
-        self.0 = Some((k.clone(), v.clone()));
-        if let Some(window) = window.filter(|window| seen > *window) {
-            let last = |x: &A| x.narrow(2, seen - window, window)?.contiguous();
-            self.0 = Some((last(&k)?, last(&v)?));
-            (k, v) = (k.contiguous()?, v.contiguous()?);
+    /// Attention of `q` over the tokens held and those of `k` and `v`, which are appended.
+    pub(super) fn attention(
+        &mut self,
+        q: &A,
+        [k, v]: [A; 2],
+        options: AttentionOptions,
+    ) -> Result<A> {
+        let causal = options.causal || options.window.is_some();
+        let fits =
+            causal && options.dropout.is_none() && !matches!(self.0, Some(Held::Arrays { .. }));
+        if let (true, [Some(q), Some(k), Some(v)]) = (fits, [q, &k, &v].map(outside_graphs)) {
+            let room = match self.0.take() {
+                Some(Held::Room(room)) => room,
+                _ => Room::of(k, v, &options)?,
+            };
+            let (room, y) = room.attention(q, [k, v], options)?;
+            self.0 = Some(Held::Room(room));
+            return of_plain(y);
         }
-        Ok((k, v))
+        let [k, v] = self.append([k, v], options.window)?;
+        A::attention(q, &k, &v, options)
     }
+
+    /// Appends keys and values of new tokens to the arrays; everything that a new token may attend to.
+    fn append(&mut self, [mut k, mut v]: [A; 2], window: Option<usize>) -> Result<[A; 2]> {
+        let held = match self.0.take() {
+            Some(Held::Arrays { k, v }) => Some([k, v]),
+            Some(Held::Room(room)) => {
+                let dtype = k.plain().map_or(DType::F32, Tensor::dtype);
+                let [k, v] = room.tokens(window, dtype)?;
+                Some([of_plain(k)?, of_plain(v)?])
+            }
+            None => None,
+        };
+        if let Some([old_k, old_v]) = held {
+            (k, v) = (A::cat(&[&old_k, &k], 2)?, A::cat(&[&old_v, &v], 2)?);
+        }
+        let seen = k.dims().get(2).copied().unwrap_or(0);
+        let last = |x: &A| match window.filter(|window| seen > *window) {
+            Some(window) => x.narrow(2, seen - window, window)?.contiguous(),
+            None => Ok(x.clone()),
+        };
+        self.0 = Some(Held::Arrays {
+            k: last(&k)?,
+            v: last(&v)?,
+        });
+        Ok([k.contiguous()?, v.contiguous()?])
+    }
+}
+
+/// The plain tensor of `x`, if no graph holds it.
+fn outside_graphs<A: Array>(x: &A) -> Option<&Tensor> {
+    x.plain().filter(|x| !x.track_op())
+}
+
+/// The array of a plain tensor, of the kind that this was made of.
+fn of_plain<A: Array>(x: Tensor) -> Result<A> {
+    A::create(|| Ok(x), || missing("a plain tensor as a scaled one"))
 }

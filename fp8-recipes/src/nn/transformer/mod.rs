@@ -25,6 +25,7 @@ mod key_values;
 mod layer;
 mod layer_norm_linear;
 mod mlp;
+mod room;
 
 pub use attention::{MultiheadAttention, Projections, multihead_attention};
 pub use config::{AttentionConfig, NormKind, NormPlacement, TransformerConfig};

@@ -113,7 +113,7 @@ impl Block for MultiheadAttention {
         inputs: &LayerInputs<'_>,
         cache: Option<&mut KeyValues<A>>,
     ) -> Result<A> {
-        let past = cache.as_ref().map_or(0, |cache| cache.len());
+        let past = (cache.as_ref()).map_or(0, |cache| cache.len(self.config.sliding_window));
         let [batch, tokens] = self.checked(x.dims(), inputs, past)?;
         let head_dim = self.config.head_dim;
         let mut projected = joint(&self.qkv.layers(), &self.norm.apply(x)?)?;
@@ -141,11 +141,12 @@ impl Block for MultiheadAttention {
             };
             y.rescale(Norm::L2, Direction::Backward)
         };
-        let (q, mut k, mut v) = (turned(q)?, turned(k)?, heads(v)?);
-        if let Some(cache) = cache {
-            (k, v) = cache.append(k, v, self.config.sliding_window)?;
-        }
-        let y = A::attention(&q, &k, &v, self.options(inputs))?;
+        let (q, k, v) = (turned(q)?, turned(k)?, heads(v)?);
+        let options = self.options(inputs);
+        let y = match cache {
+            None => A::attention(&q, &k, &v, options)?,
+            Some(cache) => cache.attention(&q, [k, v], options)?,
+        };
         let y = y.transpose(1, 2)?.reshape(&[batch, tokens, width])?;
         self.out.apply(&y)
     }
