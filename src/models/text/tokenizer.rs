@@ -1,7 +1,9 @@
 //! The tokenizer of a model's directory, with its special tokens and chat template.
 
 use super::caught::caught;
-use super::chat::{ChatMessage, chat_template, special};
+use super::chat::{
+    ChatMessage, SpecialTokens, chat_template, special, special_tokens, with_special_tokens,
+};
 use super::template::{self, Template};
 use crate::models::error::{Error, GgufError, TextError};
 use crate::models::files::gguf::GgufFile;
@@ -32,15 +34,15 @@ pub struct Tokenizer {
     eos: Vec<u32>,
     chat_template: Option<Template>,
     /// As text, for the chat template.
-    bos_text: String,
-    eos_text: String,
+    special: SpecialTokens,
 }
 
 /// Bytes of the longest `tokenizer.json`. Those of 262,000 tokens have 35 million.
 pub(crate) const MAX_TOKENIZER: u64 = 256 << 20;
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, ids of end tokens from
+    /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, in files of older versions of
+    /// transformers from `special_tokens_map.json`, ids of end tokens from
     /// `generation_config.json`, else `config.json`, else `tokenizer_config.json`; the chat template from `chat_template.jinja` or
     /// `tokenizer_config.json`. Each of these files may be missing. Padding and truncation in `tokenizer.json` are turned off, so that a
     /// text keeps exactly its own tokens.
@@ -53,6 +55,8 @@ impl Tokenizer {
         let text = read_text(&path, MAX_TOKENIZER)?;
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or(Value::Null);
+        let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or(Value::Null);
+        let config = with_special_tokens(config, &map);
         let jinja = dir.join("chat_template.jinja");
         let chat_template = match read_text_if_present(&jinja, template::MAX_SOURCE as u64)? {
             Some(source) => Some(Template::new(jinja, source)),
@@ -104,16 +108,14 @@ impl Tokenizer {
         config: &Value,
         chat_template: Option<Template>,
     ) -> Self {
-        let [bos_text, eos_text] = ["bos_token", "eos_token"].map(|key| special(config, key));
-        let id = |text: &Option<String>| inner.token_to_id(text.as_ref()?);
+        let id = |key: &str| inner.token_to_id(&special(config, key)?);
         Self {
-            bos: id(&bos_text),
-            eos: id(&eos_text).into_iter().collect(),
+            bos: id("bos_token"),
+            eos: id("eos_token").into_iter().collect(),
             inner,
             path,
             chat_template,
-            bos_text: bos_text.unwrap_or_default(),
-            eos_text: eos_text.unwrap_or_default(),
+            special: special_tokens(config),
         }
     }
 
@@ -211,12 +213,13 @@ impl Tokenizer {
             let path = folder.unwrap_or(&self.path).to_path_buf();
             return Err(TextError::NoChatTemplate { path });
         };
-        template.render(messages, answer, [&self.bos_text, &self.eos_text])
+        template.render(messages, answer, &self.special)
     }
 
     /// The text of the end token, empty if unknown: what a chat template writes as `eos_token`.
     pub(crate) fn eos_text(&self) -> &str {
-        &self.eos_text
+        let text = self.special.get("eos_token").and_then(Value::as_str);
+        text.unwrap_or_default()
     }
 
     /// The underlying tokenizer.

@@ -6,7 +6,7 @@ use super::vocabulary::{self, Kind, Vocabulary};
 use crate::models::error::{GgufError, Result};
 use crate::models::families::Config;
 use crate::models::files::{Entries, read_json};
-use crate::models::text::{MAX_TOKENIZER, Tokenizer, chat_template, special};
+use crate::models::text::{MAX_TOKENIZER, Tokenizer, chat_template, special, with_special_tokens};
 use crate::read::{read_text, read_text_if_present};
 use candle_core::quantized::gguf_file::Value as Entry;
 use serde_json::Value;
@@ -81,7 +81,8 @@ pub(super) fn entries(
         path: path.clone(),
         reason: error.to_string(),
     })?;
-    let config = files.json("tokenizer_config.json")?;
+    let map = files.json("special_tokens_map.json")?;
+    let config = with_special_tokens(files.json("tokenizer_config.json")?, &map);
     let tokenizer = Tokenizer::of_json(path.clone(), &text, &config)?;
     let rows = match &model.parsed {
         Config::Llama(config) => config.vocab_size,

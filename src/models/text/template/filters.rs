@@ -1,12 +1,59 @@
 //! Filters and methods whose results may be much longer than their inputs.
 
 use super::budget::{Budget, refused};
+use chrono::Local;
+use chrono::format::StrftimeItems;
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 /// Spaces of an indent, and columns of a formatted value.
 const MAX_WIDTH: u64 = 10_000;
+
+/// Bytes that one byte of a format of dates becomes at most.
+const LONGEST_DATE: u64 = 32;
+
+/// The local time, as Python's `datetime.now().strftime(format)`.
+fn now(format: &str) -> Result<String, Error> {
+    let items = StrftimeItems::new(format).parse().map_err(|_| {
+        let text = format!("strftime_now: {format:?} is no format of dates");
+        Error::new(ErrorKind::InvalidOperation, text)
+    })?;
+    let now = Local::now().format_with_items(items.iter());
+    Ok(now.to_string())
+}
+
+/// JSON in which `<`, `>`, `&` and `'` stand for themselves, as transformers writes it.
+fn as_in_python(json: &str) -> String {
+    const ESCAPED: [(&str, char); 4] = [
+        ("u003c", '<'),
+        ("u003e", '>'),
+        ("u0026", '&'),
+        ("u0027", '\''),
+    ];
+    let mut text = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(at) = rest.find('\\') {
+        text += &rest[..at];
+        rest = &rest[at + 1..];
+        let found = ESCAPED.iter().find(|(code, _)| rest.starts_with(code));
+        let taken = match found {
+            Some((code, character)) => {
+                text.push(*character);
+                code.len()
+            }
+            // Another escaped character, which may be a backslash.
+            None => {
+                let taken = rest.chars().next().map_or(0, char::len_utf8);
+                text.push('\\');
+                text += &rest[..taken];
+                taken
+            }
+        };
+        rest = &rest[taken..];
+    }
+    text + rest
+}
 
 /// Replaces these filters, functions and methods by bounded forms.
 pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
@@ -33,7 +80,10 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
             if name == "map" {
                 budget.make(budget.size(&result)?)?;
             }
-            Ok::<_, Error>(result)
+            Ok::<_, Error>(match (name, result.as_str()) {
+                ("tojson", Some(json)) => Value::from_safe_string(as_in_python(json)),
+                _ => result,
+            })
         };
         jinja.add_filter(name, bounded);
     }
@@ -46,6 +96,11 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     };
     jinja.add_function("dict", bounded);
     jinja.remove_global("debug");
+    let counter = budget.clone();
+    jinja.add_function("strftime_now", move |format: &str| {
+        counter.make(LONGEST_DATE * format.len() as u64)?;
+        now(format)
+    });
     // Methods of Python's strings, lists and dictionaries.
     let budget = budget.clone();
     jinja.set_unknown_method_callback(move |state, value, name, args| {

@@ -5,15 +5,17 @@
 
 mod budget;
 mod filters;
+mod generation;
 mod guard;
 
 use super::caught::caught;
-use super::chat::ChatMessage;
+use super::chat::{ChatMessage, SpecialTokens};
 use crate::models::error::TextError;
 use budget::Budget;
 use minijinja::machinery::{CodeGenerator, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context, escape_formatter};
+use serde::Deserialize;
 use std::path::PathBuf;
 
 /// Bytes of the longest template. Known models have up to 40,000.
@@ -43,9 +45,9 @@ impl Template {
         &self,
         messages: &[ChatMessage],
         answer: bool,
-        [bos, eos]: [&str; 2],
+        special: &SpecialTokens,
     ) -> Result<String, TextError> {
-        let work = || render(&self.source, messages, answer, [bos, eos]);
+        let work = || render(&self.source, messages, answer, special);
         self.on_a_stack(work).map_err(|mut reason| {
             if reason.len() > MAX_REASON {
                 reason.truncate(reason.floor_char_boundary(MAX_REASON));
@@ -95,9 +97,10 @@ fn render(
     source: &str,
     messages: &[ChatMessage],
     answer: bool,
-    [bos, eos]: [&str; 2],
+    special: &SpecialTokens,
 ) -> Result<String, Error> {
     let budget = Budget::new();
+    let source = &*generation::without_marks(source);
     let mut jinja = Environment::new();
     jinja.set_fuel(Some(FUEL));
     jinja.add_function("raise_exception", |text: String| -> Result<String, _> {
@@ -127,9 +130,17 @@ fn render(
         .iter()
         .map(|message| context! { role => &message.role, content => &message.content })
         .collect();
+    let special = special.iter().map(|(name, tokens)| {
+        let tokens = Value::deserialize(tokens);
+        Ok((
+            name.as_str(),
+            tokens.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?,
+        ))
+    });
+    let special = Value::from_pairs(special.collect::<Result<Vec<_>, Error>>()?);
     // Tools and documents are there, and none.
     let root = context! {
-        messages, tools => (), documents => (), bos_token => bos, eos_token => eos, add_generation_prompt => answer
+        messages, tools => (), documents => (), add_generation_prompt => answer, ..special
     };
     let mut text = String::new();
     let out = &mut make_string_output(&mut text);

@@ -1,6 +1,7 @@
 //! Templates as transformers writes them, and hostile templates.
 
 use super::*;
+use crate::models::text::chat::special_tokens;
 
 fn rendered(source: &str) -> Result<String, String> {
     let template = Template::new("folder/chat_template.jinja".into(), source.into());
@@ -8,8 +9,11 @@ fn rendered(source: &str) -> Result<String, String> {
         ChatMessage::new("user", " hi "),
         ChatMessage::new("assistant", "ho"),
     ];
+    let config = serde_json::json!({
+        "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "additional_special_tokens": ["<x>"],
+    });
     template
-        .render(&messages, true, ["<s>", "</s>"])
+        .render(&messages, true, &special_tokens(&config))
         .map_err(|error| error.to_string())
 }
 
@@ -18,6 +22,42 @@ fn templates_get_the_variables_and_methods_of_transformers() {
     let template = "{{ bos_token }}{%- for m in messages %}\n{% if m['role'] == 'user' %}\n<u>{{ m['content'].strip() }}</u>\n{% endif %}\n\
         {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
     assert_eq!(rendered(template).as_deref(), Ok("<s><u>hi</u>\n<a>"));
+}
+
+#[test]
+fn templates_get_every_special_token() {
+    let template = "{{ pad_token }}{{ additional_special_tokens[0] }}{{ unk_token is defined }}{{ unk_token }}";
+    assert_eq!(rendered(template).as_deref(), Ok("<pad><x>False"));
+}
+
+#[test]
+fn templates_know_the_date() {
+    let year = || chrono::Local::now().format("in %Y").to_string();
+    let before = year();
+    let text = rendered("{{ strftime_now('in %Y') }}");
+    // The year may have ended meanwhile.
+    assert!([Ok(before), Ok(year())].contains(&text), "{text:?}");
+    let error = rendered("{{ strftime_now('%!') }}").expect_err("no format");
+    assert!(error.contains("\"%!\" is no format of dates"), "{error}");
+    let dates = "{{ 'x'|format }}{{ strftime_now('%c' * 10000000) }}";
+    assert!(rendered(dates).is_err());
+}
+
+/// Marks that transformers makes masks of change no text, and control white space as other statements do.
+#[test]
+fn marks_around_generated_text() {
+    let template = "{% for m in messages %}\n{%- generation -%}\n {{ m.role }}\n{% endgeneration %}\n{%generation%}.{%+ endgeneration +%}\n{% endfor %}";
+    let plain = template
+        .replace("endgeneration", "endif")
+        .replace("generation", "if true");
+    let text = rendered(template);
+    assert_eq!(text, rendered(&plain));
+    assert!(text.is_ok_and(|text| text.contains("user")));
+    // Other statements and text stay.
+    assert_eq!(
+        rendered("generation {{ 'generation' }}").as_deref(),
+        Ok("generation generation")
+    );
 }
 
 #[test]
@@ -52,6 +92,10 @@ fn bounded_templates_render_as_unbounded_ones() {
         (
             "{{ {'a': 1, 'b': [true, none]}|tojson }}",
             r#"{"a": 1, "b": [true, null]}"#,
+        ),
+        (
+            r#"{{ "<a&'b>\u00e9 \\u003c"|tojson }}"#,
+            r#""<a&'b>é \\u003c""#,
         ),
         (
             "{{ 'a b'.split(' ')[-1] }}{{ 'x'.join(['a', 'b']) }}{{ 'a-b'.replace('-', '+') }}",
