@@ -6,7 +6,7 @@ use crate::progress;
 use crate::requests::Request;
 use crate::texts::{self, Pieces};
 use crate::usage::{Interrupted, Usage};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use candle_core::Tensor;
 use fp8::load::Checkpoint;
 use fp8::models::{Bert, CausalLm, Config, Llama, Model, Pooling, Tokenizer, config_of};
@@ -175,8 +175,10 @@ fn measured(path: &Path, base: &Source, made: &Source, asked: Asked<'_>) -> Resu
         }
         (Model::Bert(before), Model::Bert(after)) => {
             let pooling = Pooling::of_dir(made.path())?;
-            let models = (&before, &after);
-            let cosine = encoders(&tokenizer, path, models, pooling, asked)?;
+            let longest = texts::longest_of(made.path(), &after)?;
+            let texts = texts::for_encoder(path, (&tokenizer, longest))?;
+            let cosine = encoders(&texts, (&before, &after), pooling, asked)?
+                .with_context(|| format!("--eval: {}: no line has a token", path.display()))?;
             Ok(vec![Measure::new(
                 format!("Mean cosine of the embeddings to the base's on the lines of {name}"),
                 None,
@@ -241,18 +243,17 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
 }
 
-/// The mean cosine of the embeddings of a text's lines, or of the texts in JSON lines.
+/// The mean cosine of the embeddings of texts; None if there are none.
 fn encoders(
-    tokenizer: &Tokenizer,
-    path: &Path,
+    texts: &[Vec<u32>],
     (before, after): (&Bert, &Bert),
     pooling: Pooling,
     asked: Asked<'_>,
-) -> Result<f64> {
+) -> Result<Option<f64>> {
     let (mut sum, mut count) = (0., 0);
-    for ids in texts::for_encoder(path, tokenizer, after)? {
+    for ids in texts {
         go_on(asked)?;
-        let ids = Tensor::from_slice(&ids, (1, ids.len()), after.device())?;
+        let ids = Tensor::from_slice(ids, (1, ids.len()), after.device())?;
         let mask = ids.ones_like()?;
         let vector = |model: &Bert| -> Result<Vec<f32>> {
             Ok(model
@@ -263,8 +264,5 @@ fn encoders(
         sum += cosine(&vector(before)?, &vector(after)?);
         count += 1;
     }
-    match count {
-        0 => bail!("--eval: {}: no line has a token", path.display()),
-        _ => Ok(sum / f64::from(count)),
-    }
+    Ok((count > 0).then(|| sum / f64::from(count)))
 }

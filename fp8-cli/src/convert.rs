@@ -86,7 +86,10 @@ fn respell(args: &Args, spelling: Spelling) -> Result<()> {
 
 fn to_gguf(args: &Args) -> Result<()> {
     let powers = args.power_of_two_inputs.then_some("--power-of-two-inputs");
-    if let Some(flag) = powers.or_else(|| args.target.of_directories()) {
+    let of_inputs = (!is_gguf(&args.dir))
+        .then(|| args.opening.of_inputs())
+        .flatten();
+    if let Some(flag) = powers.or(args.target.of_directories()).or(of_inputs) {
         let text = format!("{flag} is for FP8 in a directory, and --to is gguf");
         return Err(Usage(text).into());
     }

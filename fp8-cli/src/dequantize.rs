@@ -3,6 +3,7 @@
 use crate::output::Target;
 use crate::progress::{BYTES, Bar};
 use crate::source::Opening;
+use crate::usage::Usage;
 use anyhow::Result;
 use candle_core::DType;
 use clap::ValueEnum;
@@ -40,6 +41,10 @@ impl Precision {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(flag) = args.opening.of_inputs().or(args.target.of_caches()) {
+        let text = format!("{flag} is for FP8 layers, and the output has none");
+        return Err(Usage(text).into());
+    }
     args.target.check([&*args.dir])?;
     let dtype = args.dtype.map(Precision::dtype);
     let checkpoint = args.opening.open(&args.dir)?;

@@ -3,11 +3,10 @@
 use crate::model::Source;
 use crate::output::print;
 use crate::texts;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use candle_core::Tensor;
 use fp8::models::{Bert, Model, Pooling};
-use fp8::read::{MAX_CONFIG, read_text_if_present};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Number of texts that run together.
@@ -44,8 +43,12 @@ pub fn run(args: &Args) -> Result<()> {
     let (Model::Bert(model), _) = args.source.load()? else {
         bail!("{} is not an encoder", args.source.path().display());
     };
-    let mut encoder = texts::Encoder::new(args.source.tokenizer()?, longest(args, &model)?)?;
+    let mut encoder = texts::Encoder::new(
+        args.source.tokenizer()?,
+        texts::longest_of(args.source.path(), &model)?,
+    )?;
     let pooling = Pooling::of_dir(args.source.path())?;
+    let normalizes = Pooling::normalizes(args.source.path())?;
     let mut ids = vec![];
     for text in &texts {
         let tokens = encoder.encode(text)?;
@@ -61,7 +64,10 @@ pub fn run(args: &Args) -> Result<()> {
     let mut vectors = vec![vec![]; ids.len()];
     for batch in order.chunks(BATCH) {
         let rows: Vec<&[u32]> = batch.iter().map(|&text| ids[text].as_slice()).collect();
-        for (&text, vector) in batch.iter().zip(embed(&model, &rows, pooling)?) {
+        for (&text, vector) in batch
+            .iter()
+            .zip(embed(&model, &rows, (pooling, normalizes))?)
+        {
             vectors[text] = vector;
         }
     }
@@ -79,20 +85,11 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The tokens of a text that the model was trained for.
-fn longest(args: &Args, model: &Bert) -> Result<usize> {
-    let path = args.source.path().join("sentence_bert_config.json");
-    let positions = model.config().max_position_embeddings;
-    let trained = read_text_if_present(&path, MAX_CONFIG)?
-        .map(|text| serde_json::from_str::<Value>(&text))
-        .transpose()
-        .with_context(|| path.display().to_string())?
-        .and_then(|json| json["max_seq_length"].as_u64())
-        .map(|length| length as usize);
-    Ok(trained.unwrap_or(positions).min(positions))
-}
-
-fn embed(model: &Bert, rows: &[&[u32]], pooling: Pooling) -> Result<Vec<Vec<f32>>> {
+fn embed(
+    model: &Bert,
+    rows: &[&[u32]],
+    (pooling, normalizes): (Pooling, bool),
+) -> Result<Vec<Vec<f32>>> {
     let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let (mut ids, mut mask) = (vec![], vec![]);
     for row in rows {
@@ -104,5 +101,9 @@ fn embed(model: &Bert, rows: &[&[u32]], pooling: Pooling) -> Result<Vec<Vec<f32>
     let shape = (rows.len(), longest);
     let ids = Tensor::from_vec(ids, shape, model.device())?;
     let mask = Tensor::from_vec(mask, shape, model.device())?;
-    Ok(model.embed_with(&ids, &mask, pooling)?.to_vec2()?)
+    let vectors = match normalizes {
+        true => model.embed_with(&ids, &mask, pooling)?,
+        false => model.pooled(&ids, &mask, pooling)?,
+    };
+    Ok(vectors.to_vec2()?)
 }

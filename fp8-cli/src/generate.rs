@@ -49,8 +49,8 @@ pub struct Args {
     /// Print texts, tokens and times as JSON
     #[arg(long)]
     json: bool,
-    /// Print the speed on stderr
-    #[arg(long)]
+    /// Print the speed on stderr; --json has it
+    #[arg(long, conflicts_with = "json")]
     stats: bool,
 }
 

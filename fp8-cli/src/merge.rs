@@ -51,7 +51,8 @@ fn classes(base: &Path, adapter: &AdapterFile) -> Result<Vec<String>> {
 const CLASSIFIER: &str = "classifier";
 
 pub fn run(args: &Args) -> Result<()> {
-    if let (None, Some(flag)) = (args.scheme, args.choice.given()) {
+    let given = args.choice.given().or(args.target.of_caches());
+    if let (None, Some(flag)) = (args.scheme, given) {
         return Err(Usage(format!("{flag} is for FP8: it needs --scheme")).into());
     }
     let read = args.choice.files().chain(args.card.eval.as_deref());

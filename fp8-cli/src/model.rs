@@ -9,8 +9,8 @@ use candle_core::{DType, Device};
 use fp8::load::Checkpoint;
 use fp8::models::gguf::{GgufFile, is_gguf};
 use fp8::models::{
-    Config, GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint, open,
-    open_config,
+    Config, GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint_with_unread,
+    open, open_config,
 };
 use fp8::timings::{LayerTimings, decode_where_faster};
 use std::path::{Path, PathBuf};
@@ -191,7 +191,14 @@ impl Source {
         let mut checkpoint = self.how.opening.open(&self.model)?;
         self.how.decode(&mut checkpoint)?;
         let size = LinearSize::of(&checkpoint, dtype)?;
-        Ok((of_checkpoint(checkpoint, &self.model, &options)?, size))
+        let (model, unread) = of_checkpoint_with_unread(checkpoint, &self.model, &options)?;
+        if let Some(first) = unread.first() {
+            eprintln!(
+                "warning: the model that config.json describes does not read {} of the tensors (first {first})",
+                unread.len()
+            );
+        }
+        Ok((model, size))
     }
 
     /// The model with all weights in high precision.

@@ -48,6 +48,11 @@ impl Target {
         first_given(given)
     }
 
+    /// The flag that is about caches, if it was given.
+    pub fn of_caches(&self) -> Option<&'static str> {
+        self.drop_kv_scales.then_some("--drop-kv-scales")
+    }
+
     /// Fails if the directory could replace or change one of the paths that the command reads, or has the name of a GGUF file.
     pub fn check<'a>(&self, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
         let out = &self.out;
@@ -128,6 +133,13 @@ impl Target {
             eprintln!(
                 "warning: vLLM does not read {} of the layers as FP8 in this spelling (first {first})",
                 report.unread_by_vllm.len()
+            );
+        }
+        let mut experts = (report.ignored.iter()).filter(|path| path.ends_with(".experts"));
+        if let (Some(first), false) = (experts.next(), report.quantized.is_empty()) {
+            eprintln!(
+                "warning: the experts of {} layers stay in high precision, because this model_type keeps all of a layer in one tensor (first {first})",
+                1 + experts.count()
             );
         }
         let (layers, bytes) = (report.quantized.len(), size(report.bytes));

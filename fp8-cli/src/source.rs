@@ -38,6 +38,14 @@ impl Opening {
         ])
     }
 
+    /// The first given flag that is about the inputs of FP8 layers, if any.
+    pub fn of_inputs(&self) -> Option<&'static str> {
+        first_given([
+            (self.groups.is_some(), "--groups"),
+            (self.weight_only, "--weight-only"),
+        ])
+    }
+
     /// Fails for flags that change nothing about the GGUF file at `path`.
     pub fn check_gguf(&self, path: &Path) -> Result<()> {
         match self.given() {

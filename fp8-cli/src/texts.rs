@@ -2,12 +2,13 @@
 
 use crate::source::MAX_TEXT;
 use crate::usage::Usage;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use fp8::models::{Bert, CausalLm, Llama, Tokenizer};
-use fp8::read::read_text;
+use fp8::read::{MAX_CONFIG, read_text, read_text_if_present};
 use fp8::training::{
     Dataset, DatasetOptions, DatasetSummary, IGNORED, Task, Validation, is_json_lines,
 };
+use serde_json::Value;
 use std::path::Path;
 
 /// Tokens that a model sees at once, if it has as many positions.
@@ -110,9 +111,29 @@ pub fn check(path: &Path, tokenizer: &Tokenizer, is_encoder: bool) -> Result<()>
     of_text(path, tokenizer, WINDOW, None).map(drop)
 }
 
+/// The most tokens of a text that the encoder in `folder` reads: the length for which sentence-transformers trained it, else its positions.
+pub fn longest_of(folder: &Path, model: &Bert) -> Result<usize> {
+    let positions = model.config().max_position_embeddings;
+    let trained = trained_length(folder)?.unwrap_or(positions);
+    Ok(trained.min(positions))
+}
+
+/// `max_seq_length` of sentence-transformers, if the folder of a model has it.
+pub fn trained_length(folder: &Path) -> Result<Option<usize>> {
+    let path = folder.join("sentence_bert_config.json");
+    let json = read_text_if_present(&path, MAX_CONFIG)?
+        .map(|text| serde_json::from_str::<Value>(&text))
+        .transpose()
+        .with_context(|| path.display().to_string())?;
+    let length = json.and_then(|json| json["max_seq_length"].as_u64());
+    Ok(length.map(|length| length as usize))
+}
+
 /// The tokens of each line of a plain text for an encoder, or of each text in JSON lines.
-pub fn for_encoder(path: &Path, tokenizer: &Tokenizer, model: &Bert) -> Result<Vec<Vec<u32>>> {
-    let longest = model.config().max_position_embeddings;
+pub fn for_encoder(
+    path: &Path,
+    (tokenizer, longest): (&Tokenizer, usize),
+) -> Result<Vec<Vec<u32>>> {
     if is_json_lines(path) {
         let data = dataset(path, tokenizer, longest, None)?;
         warn_of_lost(path, data.summary(), longest);

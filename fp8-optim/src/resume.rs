@@ -31,6 +31,9 @@ struct Hyperparameters<R> {
 
 impl<R: Rule, P: Parameter<R>> Engine<R, P> {
     fn tensors(&self) -> Result<HashMap<String, Tensor>> {
+        if self.unfinished {
+            return Err(OptimError::UnfinishedStep);
+        }
         let mut state = HashMap::with_capacity(3 * self.slots.len() + 2);
         let mut begun = 0;
         for slot in &self.slots {

@@ -2,7 +2,7 @@
 
 pub use fp8_files::rewrite::*;
 
-use crate::autocast::{Autocast, fp8_autocast};
+use crate::autocast::{Autocast, with_fp8};
 use crate::config::{Recipe, RecipeName};
 use crate::error::Result;
 use crate::module::{Fp8Module, for_each_layer};
@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 /// # Ok(()) }
 /// ```
 ///
-/// An earlier calibration of the model's inputs is replaced.
+/// An earlier calibration of the model's inputs is replaced, or, if `run` fails, forgotten.
 ///
 /// # Errors
 /// Those of `run`; if an input is not finite, or a guard cannot open on this thread.
@@ -53,9 +53,7 @@ pub fn input_amaxes<M: Fp8Module + ?Sized>(
         }
     });
     let recipe = Recipe::from(RecipeName::Tensorwise);
-    let guard = fp8_autocast(Autocast::new(recipe).calibrating(true))?;
-    run()?;
-    guard.close()?;
+    with_fp8(Autocast::new(recipe).calibrating(true), run)?;
     let mut amaxes = BTreeMap::new();
     for_each_layer(model, |layer| {
         let state = layer.fp8_state();

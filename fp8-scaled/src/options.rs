@@ -142,20 +142,32 @@ pub(super) struct Options {
     draws: AtomicU64,
 }
 
+/// The options of a thread.
+#[derive(Default)]
+struct OfThread {
+    /// Outside all scopes.
+    outside: Arc<Options>,
+    /// Those of the scopes that live, the innermost last.
+    scopes: Vec<Arc<Options>>,
+}
+
 thread_local! {
-    static CURRENT: RefCell<Arc<Options>> = RefCell::default();
+    static OF_THREAD: RefCell<OfThread> = RefCell::default();
 }
 
 impl Options {
     pub(super) fn current() -> Arc<Self> {
-        CURRENT.with_borrow(Arc::clone)
+        OF_THREAD.with_borrow(|of_thread| {
+            let innermost = of_thread.scopes.last();
+            innermost.unwrap_or(&of_thread.outside).clone()
+        })
     }
 
     /// Puts `options` in force until the guard is dropped.
     pub(super) fn enter(options: Arc<Self>) -> ScaledScope {
-        let outer = CURRENT.with_borrow_mut(|current| std::mem::replace(current, options));
+        OF_THREAD.with_borrow_mut(|of_thread| of_thread.scopes.push(options.clone()));
         ScaledScope {
-            outer,
+            options,
             not_send: PhantomData,
         }
     }
@@ -190,7 +202,7 @@ impl Options {
     }
 }
 
-/// Keeps settings in force on its thread until it is dropped. Scopes nest; the innermost is in force.
+/// Keeps settings in force on its thread until it is dropped. Scopes nest; of those that live, the one that was opened last is in force.
 ///
 /// ```
 /// # use fp8_scaled::*;
@@ -200,13 +212,18 @@ impl Options {
 #[derive(Debug)]
 #[must_use = "the settings are in force while the scope lives"]
 pub struct ScaledScope {
-    outer: Arc<Options>,
+    options: Arc<Options>,
     not_send: PhantomData<*const ()>,
 }
 
 impl Drop for ScaledScope {
     fn drop(&mut self) {
-        CURRENT.with_borrow_mut(|current| std::mem::swap(current, &mut self.outer));
+        // Scopes that were opened within this one may live longer, as the fields of a struct do.
+        OF_THREAD.with_borrow_mut(|of_thread| {
+            let scopes = &mut of_thread.scopes;
+            let own = (scopes.iter()).rposition(|options| Arc::ptr_eq(options, &self.options));
+            own.map(|own| scopes.remove(own));
+        });
     }
 }
 
@@ -229,4 +246,26 @@ pub fn scaled_scope(options: ScaledOptions) -> ScaledScope {
         settings: options,
         draws: AtomicU64::new(0),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_that_end_in_any_order_leave_nothing() {
+        let seed = || Options::current().settings.seed;
+        let scope = |seed| scaled_scope(ScaledOptions::default().with_seed(seed));
+        let outside = seed();
+        let (first, second, third) = (scope(11), scope(12), scope(13));
+        drop(first);
+        assert_eq!(seed(), 13);
+        drop(third);
+        assert_eq!(seed(), 12);
+        let fourth = scope(14);
+        drop(second);
+        assert_eq!(seed(), 14);
+        drop(fourth);
+        assert_eq!(seed(), outside);
+    }
 }

@@ -26,6 +26,7 @@ mod open;
 mod search;
 mod text;
 mod to_gguf;
+mod unread;
 
 pub use error::{Error, Result, TextError};
 pub use families::*;
@@ -35,7 +36,9 @@ pub use fp8_files::adapter::{AdapterConfig, AdapterError, Targets};
 pub use generation::*;
 pub(crate) use generation::{Ends, Row, check_prompt, checked};
 pub use layers::{KvCache, KvScales, RopeConfig, RopeScaling};
-pub use open::{ModelOptions, config_of, of_checkpoint, open, open_config};
+pub use open::{
+    ModelOptions, config_of, of_checkpoint, of_checkpoint_with_unread, open, open_config,
+};
 pub use search::{FoundCodes, OutputError, find_codes};
 pub use text::{ChatMessage, Tokenizer};
 

@@ -3,6 +3,7 @@
 use super::error::{Error, Result};
 use super::families::{Config, LlamaConfig, Model};
 use super::files::gguf::{GgufFile, is_gguf};
+use super::unread::unread;
 use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
 use fp8_core::setters;
@@ -89,7 +90,8 @@ pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model> {
     of_checkpoint(checkpoint, path, options)
 }
 
-/// [`open()`] for a checkpoint that is already open; `path` is for messages.
+/// [`open()`] for a checkpoint that is already open; `path` is for messages. A warning of `tracing` names the first tensor that the model
+/// does not read, if there is one.
 ///
 /// # Errors
 /// As [`open()`].
@@ -98,7 +100,31 @@ pub fn of_checkpoint(
     path: impl AsRef<Path>,
     options: &ModelOptions,
 ) -> Result<Model> {
+    let path = path.as_ref();
+    let (model, unread) = of_checkpoint_with_unread(checkpoint, path, options)?;
+    if let Some(first) = unread.first() {
+        tracing::warn!(
+            "{}: the model that config.json describes does not read {} of the tensors (first {first})",
+            path.display(),
+            unread.len()
+        );
+    }
+    Ok(model)
+}
+
+/// As [`of_checkpoint`], with the names of the tensors that the model does not read instead of a warning: a bias or a classifier, for
+/// example, that its configuration does not mention. Tensors that models compute themselves, and layers that predict further tokens, are not
+/// among them.
+///
+/// # Errors
+/// As [`open()`].
+pub fn of_checkpoint_with_unread(
+    checkpoint: Checkpoint,
+    path: impl AsRef<Path>,
+    options: &ModelOptions,
+) -> Result<(Model, Vec<String>)> {
     let config = config_of(&checkpoint, path)?;
+    let (names, loaded) = (Source::names(&checkpoint), checkpoint.loaded_names());
     let stored = config.embedding().and_then(|name| checkpoint.dtype(name));
     let embedding = match stored {
         Some(safetensors::Dtype::BF16) => DType::BF16,
@@ -109,7 +135,7 @@ pub fn of_checkpoint(
     let vb = checkpoint.var_builder(options.dtype, &options.device)?;
     let mut model = Model::with_embedding_dtype(&config, embedding, vb)?;
     model.set_merged_adapters(merged);
-    Ok(model)
+    Ok((model, unread(names, &loaded, &config)))
 }
 
 /// The configuration of the model in a directory or in a GGUF file, without its weights.

@@ -286,6 +286,23 @@ fn replaced_layers_have_to_fit() -> Outcome {
     Ok(())
 }
 
+/// PEFT takes the first in the file.
+#[test]
+fn patterns_that_disagree_about_a_layer_are_refused() {
+    let patterns = |values: [f64; 2]| {
+        let names = ["q_proj", "layers.0.self_attn.q_proj"].map(String::from);
+        AdapterConfig::new(2).with_alpha_pattern(names.into_iter().zip(values).collect())
+    };
+    let path = "model.layers.0.self_attn.q_proj";
+    let error = patterns([16., 64.]).alpha_of(path).unwrap_err().to_string();
+    for part in [path, "`q_proj`", "`layers.0.self_attn.q_proj`", "64 and 16"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let other = "model.layers.1.self_attn.q_proj";
+    assert_eq!(patterns([16., 64.]).alpha_of(other).unwrap(), 16.);
+    assert_eq!(patterns([8., 8.]).alpha_of(path).unwrap(), 8.);
+}
+
 #[test]
 fn new_adapters_are_checked() {
     let base = Base::new("llama");

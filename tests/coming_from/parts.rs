@@ -356,3 +356,17 @@ fn parameters_in_parts(group: &ranks::ProcessGroup) -> Done {
     let _ = ranks::precompute_float8_dynamic_scale_for_fsdp(&map)?;
     Ok(())
 }
+
+fn tokens_one_by_one(layer: &nn::MultiheadAttention, x: &Tensor) -> Done {
+    let mut cache = nn::KeyValues::default();
+    let _: Tensor = layer.forward_cached(x, &LayerInputs::default(), &mut cache)?;
+    Ok(())
+}
+
+fn casts_that_are_seen() {
+    let observer = fp8::CastObserver::new(|_event| ());
+    let _ = Autocast::with_cast_observer(Autocast::default(), &observer);
+}
+
+#[cfg(feature = "cuda")]
+fn recorded<F>(_: fp8_candle::RecordedStep<F>) {}

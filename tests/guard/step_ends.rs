@@ -97,6 +97,28 @@ fn a_guard_dropped_because_of_an_error_leaves_no_trace() {
     assert_ne!(slots(&layer.linear), before);
 }
 
+/// The outermost guard is the step: one inside it only closes, however it ends.
+#[test]
+fn an_inner_guard_that_fails_leaves_what_it_recorded() {
+    let (layer, x, _) = trained();
+    let (control, ..) = trained();
+    let outer = fp8_autocast(delayed(4)).unwrap();
+    let inner = fp8_autocast(delayed(4)).unwrap();
+    layer.linear.forward(&x).unwrap();
+    inner.abort();
+    let error = with_fp8(delayed(4), || -> Result<Tensor, Error> {
+        layer.linear.forward(&louder(&x))?;
+        Ok(x.matmul(&x)?)
+    });
+    assert_text("closure", error.unwrap_err(), &["matmul"]);
+    outer.close().unwrap();
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    control.linear.forward(&x).unwrap();
+    control.linear.forward(&louder(&x)).unwrap();
+    guard.close().unwrap();
+    assert_eq!(slots(&layer.linear), slots(&control.linear));
+}
+
 #[test]
 fn inner_guards_and_handles_fail_after_their_guard_has_closed() {
     let (layer, x, _) = trained();

@@ -39,6 +39,34 @@ fn guards_are_not_send_and_handles_and_recipes_are() {
     assert_eq!(autocast, (true, true), "Autocast");
 }
 
+/// The step of a model begins once, before the first of its casts on any thread.
+#[test]
+fn what_the_first_casts_of_threads_see_counts() {
+    if skipped_on_cuda("the threads share what lives on the device of one of them") {
+        return;
+    }
+    let x = of(&[f32::INFINITY; 16], &[2, 8]);
+    for round in 0..300 {
+        let layer = Layer::prepared("fc", 80, 4, 8);
+        let guard = open(recipe("delayed"));
+        let (handle, together) = (guard.handle(), Barrier::new(3));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let _guard = handle.open().unwrap();
+                    together.wait();
+                    layer.linear.forward(&x).unwrap();
+                });
+            }
+        });
+        let summary = guard.close().unwrap();
+        assert!(
+            summary.first_non_finite().unwrap().is_some(),
+            "round {round}"
+        );
+    }
+}
+
 #[test]
 fn two_threads_train_with_two_recipes_at_once() {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {

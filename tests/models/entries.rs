@@ -206,3 +206,24 @@ fn a_bert_that_decodes_is_refused() -> Result<()> {
     assert_eq!(refused(parsed), "is_decoder");
     Ok(())
 }
+
+/// With several labels for a text, each has a probability of its own.
+#[test]
+fn classifiers_with_several_labels_are_refused() -> Result<()> {
+    let config = |problem: Value, class: &str| {
+        let config = json!({
+            "model_type": "bert", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "architectures": [class], "problem_type": problem,
+        });
+        BertConfig::parse("config.json", &config)
+    };
+    let class = "BertForSequenceClassification";
+    for problem in ["multi_label_classification", "regression"] {
+        assert_eq!(refused(config(problem.into(), class)), "problem_type");
+        config(problem.into(), "BertModel")?;
+    }
+    for problem in [Value::Null, "single_label_classification".into()] {
+        assert_eq!(config(problem, class)?.labels.len(), 2);
+    }
+    Ok(())
+}

@@ -17,3 +17,4 @@ mod threads;
 mod tokenizers;
 mod toy;
 mod unequal;
+mod unread;

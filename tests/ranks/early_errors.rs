@@ -4,7 +4,7 @@
 use crate::two_models::{open, train, two};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device};
-use candle_nn::{VarBuilder, VarMap};
+use candle_nn::{Init, VarBuilder, VarMap};
 use fp8::nn::{self, column_parallel_linear, row_parallel_linear};
 use fp8::optim::{DataParallel, DataParallelOptions};
 use fp8::ranks::threads::{Threads, finish};
@@ -123,6 +123,25 @@ fn without_an_error_all_ranks_come_to_the_end() {
                 panic!("{name}: {error:#}");
             }
         }
+    }
+}
+
+/// Rank 0 has the initial values of all, and cannot make them.
+#[test]
+fn initial_values_that_cannot_be_made_are_an_error_on_all() {
+    let results = Threads::new(3).run(|group| -> Result<()> {
+        let map = ShardedVarMap::new(&group, &Device::Cpu);
+        let init = Init::Randn {
+            mean: 0.,
+            stdev: f64::INFINITY,
+        };
+        map.var_builder().get_with_hints((16, 8), "weight", init)?;
+        Ok(())
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let error = result.expect("no panic").expect_err("an error");
+        let error = format!("{error:#}");
+        assert!(error.contains("rank 0"), "rank {rank}: {error}");
     }
 }
 

@@ -2,10 +2,11 @@
 //! over a mesh of 2 x 2 ranks.
 
 use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
 use fp8::fp8_candle::state::ReductionGroup;
 use fp8::fp8_candle::{Quantizer, Shards};
 use fp8::fp8_core::{Contraction, Format, Granularity};
-use fp8::nn::{Linear, LinearAxes, ParallelLinear};
+use fp8::nn::{Linear, LinearAxes, ParallelLinear, column_parallel_linear, row_parallel_linear};
 use fp8::ranks::{DeviceMesh, ProcessGroup, threads};
 use fp8::{
     Autocast, CastObserver, Fp8Module, PrepareOptions, Recipe, end_step, fp8_autocast, prepare_fp8,
@@ -274,6 +275,39 @@ fn every_assignment_equals_the_whole_layer() {
                     panic!("{name}: {axes}: {error}");
                 }
             }
+        }
+    }
+}
+
+/// Sums over ranks and whole results would have other codes than the parts.
+#[test]
+fn results_of_parts_are_not_cast() {
+    let results = threads::run(2, |group| -> fp8::Result<Vec<String>> {
+        let mesh = DeviceMesh::new(&group, &[("model", 2)])?;
+        let vars = VarMap::new();
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+        let up = column_parallel_linear(IN, OUT, vb.pp("up"), &mesh, "model")?;
+        let down = row_parallel_linear(OUT, IN, vb.pp("down"), &mesh, "model")?;
+        let mut errors = vec![];
+        for (layer, features) in [(&up, IN), (&down, OUT / 2)] {
+            prepare_fp8(layer, &PrepareOptions::default())?;
+            for recipe in ["hybrid", "direct"] {
+                let guard = fp8_autocast(Autocast::new(recipe.parse::<Recipe>()?))?;
+                let error = layer.try_forward(&tensor(1, &[TOKENS, features]));
+                errors.push(error.expect_err(recipe).to_string());
+                guard.abort();
+            }
+        }
+        Ok(errors)
+    });
+    for result in results {
+        let errors = result.unwrap();
+        for (error, path) in errors.iter().zip(["up", "up", "down", "down"]) {
+            let layer = format!("layer `{path}`");
+            assert!(
+                error.contains(&layer) && error.contains("casts output"),
+                "{error}"
+            );
         }
     }
 }

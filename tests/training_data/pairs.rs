@@ -79,6 +79,16 @@ fn lines_of_other_kinds_are_refused() {
     assert!(error.contains("predict the next token"), "{error}");
     let error = open(None, &[&[json!({ "query": "a", "positive": 1 })]]);
     assert!(error.contains("`positive` is a number"), "{error}");
+    for key in ["negatives", "negative_1", "negative2"] {
+        let error = open(
+            None,
+            &[&[json!({ "query": "a", "positive": "b", key: "c" })]],
+        );
+        assert!(
+            error.contains(key) && error.contains("`negative` alone"),
+            "{error}"
+        );
+    }
     let error = open(None, &[&[json!({ "query": "a" })]]);
     assert!(error.contains("none of the known keys"), "{error}");
 }

@@ -1,14 +1,15 @@
 //! Warnings of files: settings without an effect, damaged lines, and layers that other programs do not read.
 
 use crate::said;
-use candle_core::{DType, Module};
+use candle_core::{DType, Device, Module};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::config::LayerFilter;
-use fp8::models::GenerationOptions;
+use fp8::models::{self, GenerationOptions, ModelOptions};
 use fp8::nn::{self, Linear};
 use fp8::rewrite::Spelling;
 use fp8::training::{Metrics, trim_stats};
 use fp8::{Autocast, ExportOptions, Fp8Module, fp8_autocast, prepare_fp8, save_calibrated_with};
+use fp8_test_support::golden_models::write_model;
 use fp8_test_support::{delayed, device, tensor};
 
 #[test]
@@ -37,6 +38,25 @@ fn entries_of_a_generation_configuration_without_effect_are_named_once() {
         said("generation_config.json: min_p, no_repeat_ngram_size have no effect"),
         1
     );
+}
+
+#[test]
+fn a_tensor_that_a_model_does_not_read_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model("llama", dir.path());
+    let open = || models::open(dir.path(), &ModelOptions::new()).unwrap();
+    let texts = || said("does not read 1 of the tensors (first score.weight)");
+    open();
+    assert_eq!(texts(), 0);
+    let file = dir.path().join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+    tensors.insert(
+        "score.weight".into(),
+        tensor(1, &[2, 32]).to_device(&Device::Cpu).unwrap(),
+    );
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    open();
+    assert_eq!(texts(), 1);
 }
 
 /// A last line that a kill has cut short is no damage.

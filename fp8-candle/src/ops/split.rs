@@ -29,7 +29,8 @@ const OP: &str = "split";
 /// ```
 pub fn split<D: Dim>(x: &Tensor, dim: D, lengths: &[usize]) -> Result<Vec<Tensor>> {
     let dim = dim.to_index(x.shape(), OP)?;
-    if lengths.iter().sum::<usize>() != x.dim(dim)? {
+    let total = (lengths.iter()).try_fold(0usize, |total, &length| total.checked_add(length));
+    if total != Some(x.dim(dim)?) {
         let expected = format!("{lengths:?} along dimension {dim}");
         return Err(shape_error(OP, "x", expected, x.dims()));
     }
@@ -146,5 +147,12 @@ mod tests {
         let error = split(&x, 2, &[1]).expect_err("an error").to_string();
         assert!(error.contains("split: dimension index 2"), "{error}");
         Ok(())
+    }
+
+    #[test]
+    fn lengths_beyond_all_numbers_are_an_error() {
+        let x = Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap();
+        let error = split(&x, 0, &[usize::MAX, 3]).unwrap_err().to_string();
+        assert!(error.contains("[18446744073709551615, 3]"), "{error}");
     }
 }

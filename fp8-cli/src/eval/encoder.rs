@@ -3,7 +3,7 @@
 use crate::model::Source;
 use crate::output::{print, print_json};
 use crate::progress::{Bar, COUNT};
-use crate::texts::warn_of_lost;
+use crate::texts::{longest_of, warn_of_lost};
 use anyhow::{Result, bail};
 use candle_core::DType;
 use fp8::models::{Bert, Model, Pooling};
@@ -17,7 +17,7 @@ use std::path::Path;
 pub fn run(source: &Source, bert: Bert, path: &Path, batch_size: usize, json: bool) -> Result<()> {
     let tokenizer = source.tokenizer()?;
     let files = vec![path.to_path_buf()];
-    let longest = bert.config().max_position_embeddings;
+    let longest = longest_of(source.path(), &bert)?;
     let options = DatasetOptions::new(longest)
         .with_labels(bert.labels().to_vec())
         .with_validation(Validation::Files(files.clone()));

@@ -10,6 +10,7 @@ use crate::card::{Asked, command};
 use crate::model::Source;
 use crate::output::{print, separate, size};
 use crate::source::found;
+use crate::texts::trained_length;
 use crate::usage::{Interrupted, Usage};
 use crate::watch::{Look, Watch};
 use anyhow::{Context, Result, anyhow, bail};
@@ -205,16 +206,20 @@ fn is_model(path: &Path) -> bool {
     is_gguf(path) || path.join("config.json").is_file()
 }
 
-/// Tokens of a row: as many as were asked for, or as many as the model has positions if these are few.
+/// Tokens of a row: as many as were asked for, or as many as the model has positions, or as sentence-transformers read, if these are few.
 fn context(asked: Option<usize>, model: &Path) -> Result<usize> {
     let positions = open_config(model)?.max_positions();
+    let few = match is_gguf(model) {
+        true => None,
+        false => trained_length(model)?,
+    };
     match (asked, positions) {
         (Some(asked), Some(most)) if asked > most => {
             let way = format!("pass --context {most} or less");
             let text = format!("--context is {asked}, and the model has {most} positions: {way}");
             Err(Usage(text).into())
         }
-        (None, Some(most)) => Ok(CONTEXT.min(most)),
+        (None, Some(most)) => Ok(CONTEXT.min(most).min(few.unwrap_or(most))),
         _ => Ok(asked.unwrap_or(CONTEXT)),
     }
 }

@@ -48,6 +48,12 @@ pub fn model(stored: &Stored, labels: &[String]) -> Result<Opened> {
         _ if settings.recompute => {
             bail!(Usage("--recompute is for language models".into()));
         }
+        Model::Bert(_) if settings.no_packing => {
+            bail!(Usage(
+                "--no-packing is for language models: a text of an encoder has a row of its own"
+                    .into()
+            ));
+        }
         _ => {}
     }
     Ok((model, vars, source))

@@ -196,7 +196,6 @@ fn modules_that_are_not_computed_are_refused_and_copied() {
     write(module("../elsewhere", "Pooling"));
     let line = failure(&["embed", &model, "w3"]);
     assert!(line.contains("a folder beside the file"), "{line}");
-    // Vectors have length 1 in any case.
     write(module("2_Normalize", "Normalize"));
     // Without the file of the pooling there is nothing to guess.
     let line = failure(&["embed", &model, "w3"]);
@@ -207,7 +206,14 @@ fn modules_that_are_not_computed_are_refused_and_copied() {
     std::fs::create_dir(format!("{model}/1_Pooling")).unwrap();
     let pooling = format!("{model}/1_Pooling/config.json");
     std::fs::write(pooling, r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
-    output(&["embed", &model, "w3"]);
+    let length = || {
+        let vector = vectors(&rows(&["embed", &model, "--json", "w3 w4"])).remove(0);
+        dot(&vector, &vector).sqrt()
+    };
+    assert!((length() - 1.).abs() < 1e-5);
+    // Without the module, vectors have the length that the pooling gives them.
+    write(module("", "Transformer"));
+    assert!((length() - 1.).abs() > 0.1, "{}", length());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `fp8 train` of encoders, and what is made of the result.
 
-use crate::support::{Dir, failure, json_output, output};
+use crate::support::{Dir, failure, fp8, json_output, output};
 use candle_core::{Device, Tensor};
 use fp8_test_support::encoder;
 use serde_json::Value;
@@ -213,6 +213,28 @@ fn queries_are_trained_and_measured() {
     output(&["embed", &trained, "red rose"]);
 }
 
+/// What sentence-transformers cut is cut wherever texts are read.
+#[test]
+fn texts_have_the_length_that_the_model_was_trained_for() {
+    let (dir, model) = folder();
+    let data = path(encoder::labelled(Path::new(&model)));
+    let out = dir.join("run");
+    train(&model, &data, &out, &["--recipe", "f32"]);
+    let trained = format!("{out}/model");
+    let said = || String::from_utf8(fp8(&["eval", &trained, "--data", &data]).stderr).unwrap();
+    assert!(!said().contains("are cut"), "{}", said());
+    for folder in [&model, &trained] {
+        let file = format!("{folder}/sentence_bert_config.json");
+        std::fs::write(file, r#"{"max_seq_length": 3}"#).unwrap();
+    }
+    assert!(said().contains("3 tokens"), "{}", said());
+    let short = dir.join("short");
+    let own = ["train", &model, "--data", &data, "--out", &short];
+    output(&[&own[..], &["--steps", "1", "--batch", "6"]].concat());
+    let stored = json(&format!("{short}/run.json"));
+    assert_eq!(stored["context"], 3, "{stored}");
+}
+
 /// Every token is of the first segment, and padding is what the mask says.
 #[test]
 fn features_are_those_of_the_first_segment() {
@@ -263,6 +285,7 @@ fn what_an_encoder_cannot_learn_is_said() {
     assert!(refused(&texts, &[]).contains("it learns lines of `text` and `label`"));
     let data = path(encoder::labelled(Path::new(&model)));
     assert!(refused(&data, &["--recompute"]).contains("--recompute is for language models"));
+    assert!(refused(&data, &["--no-packing"]).contains("--no-packing is for language models"));
     let error = refused(&data, &["--operands", "bf16"]);
     assert!(
         error.contains("--operands is bf16, which is for language models"),

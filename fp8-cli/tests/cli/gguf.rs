@@ -164,16 +164,29 @@ fn flags_of_fp8_are_refused() {
         }
     }
     output(&["quantize", &model, "--out", &fp8]);
-    let flags: [&[&str]; 3] = [
+    let flags: [&[&str]; 5] = [
         &["--shard-bytes", "1000"],
         &["--drop-kv-scales"],
         &["--power-of-two-inputs"],
+        &["--weight-only"],
+        &["--groups", "32"],
     ];
     for flag in flags {
         let args = ["convert", &fp8, "--to", "gguf", "--out", &out];
         let (code, line) = refusal(&[&args[..], flag].concat());
         assert_eq!(code, 2, "{line}");
         let expected = format!("{} is for FP8 in a directory", flag[0]);
+        assert!(line.contains(&expected), "{line}");
+    }
+    for flag in [
+        &["--weight-only"][..],
+        &["--groups", "32"],
+        &["--drop-kv-scales"],
+    ] {
+        let args = ["dequantize", &fp8, "--out", &out];
+        let (code, line) = refusal(&[&args[..], flag].concat());
+        assert_eq!(code, 2, "{line}");
+        let expected = format!("{} is for FP8 layers, and the output has none", flag[0]);
         assert!(line.contains(&expected), "{line}");
     }
     assert!(!std::fs::exists(&out).unwrap());

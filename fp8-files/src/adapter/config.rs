@@ -4,6 +4,7 @@ use super::targets::{Targets, captured, ends_with, whole};
 use crate::error::{AdapterError, Error, Result};
 use fp8_core::setters;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
 /// An adapter: which layers it changes, and the rank, alpha and dropout of their updates. The fields are those of PEFT's `LoraConfig` that
 /// this library reads and writes.
@@ -31,7 +32,7 @@ pub struct AdapterConfig {
     pub exclude: Option<Targets>,
     /// Whether updates are multiplied by `alpha / sqrt(rank)` instead.
     pub rslora: bool,
-    /// Other ranks for some layers, by regular expressions for the ends of their paths; the alphabetically first match counts.
+    /// Other ranks for some layers, by regular expressions for the ends of their paths. Those that match one layer give it one value.
     pub rank_pattern: BTreeMap<String, usize>,
     /// Other alphas for some layers, as [`AdapterConfig::rank_pattern`].
     pub alpha_pattern: BTreeMap<String, f64>,
@@ -119,17 +120,19 @@ impl AdapterConfig {
     /// The rank of the update of the layer at `path`.
     ///
     /// # Errors
-    /// As [`Targets::matches`], for [`AdapterConfig::rank_pattern`].
+    /// As [`Targets::matches`], for [`AdapterConfig::rank_pattern`]; [`AdapterError::Ambiguous`] if two of its patterns give the layer different
+    /// values.
     pub fn rank_of(&self, path: &str) -> Result<usize> {
-        Ok(first(&self.rank_pattern, path)?.unwrap_or(self.rank))
+        Ok(matching(&self.rank_pattern, path)?.unwrap_or(self.rank))
     }
 
     /// The alpha of the update of the layer at `path`.
     ///
     /// # Errors
-    /// As [`Targets::matches`], for [`AdapterConfig::alpha_pattern`].
+    /// As [`Targets::matches`], for [`AdapterConfig::alpha_pattern`]; [`AdapterError::Ambiguous`] if two of its patterns give the layer different
+    /// values.
     pub fn alpha_of(&self, path: &str) -> Result<f64> {
-        Ok(first(&self.alpha_pattern, path)?.unwrap_or(self.alpha))
+        Ok(matching(&self.alpha_pattern, path)?.unwrap_or(self.alpha))
     }
 
     /// What the update of the layer at `path` is multiplied by.
@@ -176,14 +179,30 @@ impl AdapterConfig {
     }
 }
 
-/// The value of the first pattern that matches the end of `path` from a dot on.
-fn first<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<Option<T>> {
+/// The value of the patterns that match the end of `path` from a dot on.
+fn matching<T: Copy + PartialEq + Display>(
+    patterns: &BTreeMap<String, T>,
+    path: &str,
+) -> Result<Option<T>> {
+    let mut found: Option<(&String, T)> = None;
     for (pattern, value) in patterns {
-        if whole(&format!(r"(?:.*\.)?(?:{pattern})"), path)? {
-            return Ok(Some(*value));
+        if !whole(&format!(r"(?:.*\.)?(?:{pattern})"), path)? {
+            continue;
+        }
+        match found {
+            Some((first, other)) if other != *value => {
+                return Err(AdapterError::Ambiguous {
+                    path: path.to_string(),
+                    first: first.clone(),
+                    second: pattern.clone(),
+                    values: format!("{other} and {value}"),
+                }
+                .into());
+            }
+            _ => found = Some((pattern, *value)),
         }
     }
-    Ok(None)
+    Ok(found.map(|(_, value)| value))
 }
 
 setters! { AdapterConfig:

@@ -14,6 +14,20 @@ pub enum AdapterError {
         /// The last components of the paths of all linear layers.
         layers: String,
     },
+    /// Two patterns of the configuration give a layer different values. PEFT takes the first in the file.
+    #[error(
+        "layer `{path}`: the patterns `{first}` and `{second}` give it {values}, expected one value: remove one of them, or say the same"
+    )]
+    Ambiguous {
+        /// Path of the layer.
+        path: String,
+        /// One pattern.
+        first: String,
+        /// The other.
+        second: String,
+        /// Both values.
+        values: String,
+    },
     /// Layers that the configuration targets lack matrices in the file.
     #[error("{}: {} tensors of layers that the targets name are missing, the first is `{}`", path.display(), missing.len(),
         missing.first().map_or("", String::as_str))]

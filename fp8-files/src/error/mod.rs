@@ -289,6 +289,15 @@ pub enum Error {
         "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"
     )]
     NothingToConvert,
+    /// The weights of a model's linear layers are transposed.
+    #[error(
+        "a model whose model_type is `{model_type}` has weights of [in, out] (transformers' Conv1D), expected [out, in]: FP8 files have \
+         no form for them"
+    )]
+    TransposedWeights {
+        /// The entry of the configuration.
+        model_type: String,
+    },
     /// No good codes can be found for a layer on these samples.
     #[error(
         "layer `{path}`: the search has failed: {reason}; leave it in high precision, or search on other or more samples"

@@ -83,8 +83,9 @@ pub(super) fn configs(
 
 /// Whether a file belongs to the model, however its weights are stored.
 fn is_companion(name: &str) -> bool {
-    const BEGINNINGS: [&str; 15] = [
+    const BEGINNINGS: [&str; 18] = [
         "tokenizer",
+        "tiktoken",
         "special_tokens",
         "added_tokens",
         "vocab",
@@ -97,11 +98,18 @@ fn is_companion(name: &str) -> bool {
         "spiece",
         "modules.json",
         "sentence_bert_config",
+        "config_sentence_transformers",
+        "video_preprocessor_config",
         "tekken",
         "LICENSE",
     ];
     // The code of models that come with it.
     BEGINNINGS.iter().any(|b| name.starts_with(b)) || name.ends_with(".py")
+}
+
+/// Whether a folder does: a module of sentence-transformers, or transformers' chat templates besides the first.
+fn is_companion_folder(name: &str, modules: &BTreeSet<String>) -> bool {
+    modules.contains(name) || name.ends_with("_Pooling") || name == "additional_chat_templates"
 }
 
 /// Copies tokenizers, similar files and the folders of modules. Returns the names of the copies.
@@ -122,7 +130,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
         if path.is_file() && is_companion(&name) {
             copy_file(&path, &to.join(&name))?;
             copied.push(name);
-        } else if path.is_dir() && (modules.contains(&name) || name.ends_with("_Pooling")) {
+        } else if path.is_dir() && is_companion_folder(&name, &modules) {
             copied.extend(copy_module(&path, &to.join(&name), &name)?);
         }
     }

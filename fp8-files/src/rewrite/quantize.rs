@@ -169,6 +169,7 @@ pub fn quantize(
     options: &QuantizeOptions,
     on_progress: &mut OnProgress<'_>,
 ) -> Result<WriteReport> {
+    check_order(source)?;
     let shifted = Shifted::new(source, &options.chosen.shifts)?;
     let source: &dyn Source = &shifted;
     let Plan {
@@ -341,4 +342,18 @@ fn embedding(source: &dyn Source, others: &[String]) -> Option<String> {
     let embedding =
         |name: &&String| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
     names.find(embedding).cloned()
+}
+
+/// Fails for models whose weights are `[in, out]`. Every FP8 file has a row of codes for each output.
+fn check_order(source: &dyn Source) -> Result<()> {
+    const TRANSPOSED: [&str; 4] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer"];
+    let kind = source
+        .config()
+        .and_then(|config| config["model_type"].as_str());
+    match kind.filter(|kind| TRANSPOSED.contains(kind)) {
+        None => Ok(()),
+        Some(kind) => Err(Error::TransposedWeights {
+            model_type: kind.to_string(),
+        }),
+    }
 }

@@ -1,6 +1,7 @@
 //! Selects the tensors that are weights of linear layers, and the layers to quantize.
 
 use super::source::{Source, is_matrix, natural_order};
+use crate::check::is_float;
 use crate::contents::{Contents, HEAD, Role, role_by_name};
 use crate::error::{Error, Result};
 use crate::names::{PathPattern, PatternError};
@@ -14,13 +15,24 @@ pub(super) fn role<'a>(source: &dyn Source, name: &'a str) -> Option<(&'a str, R
     }
 }
 
+/// The layer of experts whose weights this tensor holds, those of each in a matrix of `[experts, .., ..]`; None for any other tensor.
+fn experts(source: &dyn Source, name: &str) -> Option<String> {
+    let float = source.dtype(name).is_none_or(is_float);
+    let dims = source.shape(name).filter(|dims| float && dims.len() == 3);
+    let (path, _) = dims.and_then(|_| name.split_once(".experts."))?;
+    Some(format!("{path}.experts"))
+}
+
 /// Adds the linear layers in high precision and the embeddings among `others` to `contents`.
 pub(super) fn name_others(source: &dyn Source, others: &[String], contents: &mut Contents) {
     for name in others {
         match role(source, name) {
             Some((path, Role::Embedding)) => contents.embeddings.push(path.to_string()),
             Some((path, _)) => contents.ignored.push(path.to_string()),
-            None => {}
+            None => {
+                let path = experts(source, name).filter(|path| !contents.ignored.contains(path));
+                contents.ignored.extend(path);
+            }
         }
     }
     contents.name_absent_layers();

@@ -58,6 +58,8 @@ pub(super) fn each(
     let dims = source.shape(name).unwrap_or_default();
     let all = dims.first().copied().unwrap_or(1);
     let step = rows_of(&dims, block, slab);
+    let narrows = dtype == DType::F16 && source.dtype(name) != Some(dtype);
+    let width: usize = dims.iter().skip(1).product();
     let mut take = |rows: Range<usize>, part: Tensor| {
         let got = part.dims().first().copied().unwrap_or(1);
         if got != rows.len() {
@@ -65,6 +67,14 @@ pub(super) fn each(
                 tensor: name.to_string(),
                 got: part.dims().to_vec(),
                 expected: format!("{} rows of {dims:?}", rows.len()),
+            });
+        }
+        if narrows && let Some((index, value)) = first_outside(&part, f64::is_finite)? {
+            return Err(Error::TensorValue {
+                tensor: name.to_string(),
+                index: rows.start * width + index,
+                value,
+                expected: "finite in f16 (bf16 holds larger numbers)".into(),
             });
         }
         take(rows.start, part)

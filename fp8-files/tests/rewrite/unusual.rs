@@ -45,6 +45,71 @@ fn scales_of_other_modules_are_kept() {
     }
 }
 
+/// Those of a layer lie in one tensor, which is no matrix: engines learn that they are in high precision.
+#[test]
+fn experts_in_one_tensor_are_ignored_by_name() {
+    let dir = dir();
+    let names =
+        ["gate_up_proj", "down_proj"].map(|name| format!("model.layers.0.mlp.experts.{name}"));
+    let more = [(&*names[0], &[2usize, 8, 4][..]), (&*names[1], &[2, 4, 8])];
+    model_with(&dir.path().join("plain"), &more);
+    let options = QuantizeOptions::new(Scheme::ChannelToken);
+    let (from, to) = (open(dir.path().join("plain")), dir.path().join("fp8"));
+    let report = rewrite::quantize(&from, &to, &options, &mut rewrite::quiet).unwrap();
+    let experts = report
+        .ignored
+        .iter()
+        .filter(|path| path.contains("experts"));
+    assert_eq!(experts.collect::<Vec<_>>(), ["model.layers.0.mlp.experts"]);
+    let config = json_file(to.join("config.json"));
+    let listed = config["quantization_config"]["ignore"].as_array().unwrap();
+    assert!(
+        listed
+            .iter()
+            .any(|path| path == "model.layers.0.mlp.experts")
+    );
+}
+
+/// Their weights have a row for each input, and FP8 files a scale for each output.
+#[test]
+fn transposed_weights_are_refused() {
+    let dir = dir();
+    let from = dir.path().join("plain");
+    plain_model(&from, (64, 128), false, DType::BF16);
+    let mut config = json_file(from.join("config.json"));
+    config["model_type"] = "gpt2".into();
+    fs::write(from.join("config.json"), config.to_string()).unwrap();
+    let options = QuantizeOptions::new(Scheme::ChannelToken);
+    let to = dir.path().join("fp8");
+    let error = rewrite::quantize(&open(&from), &to, &options, &mut rewrite::quiet).unwrap_err();
+    assert!(error.to_string().contains("`gpt2`"), "{error}");
+    assert!(!to.exists());
+}
+
+/// bf16 holds larger numbers than f16.
+#[test]
+fn numbers_beyond_f16_are_named() {
+    let dir = dir();
+    let from = dir.path().join("plain");
+    model_with(&from, &[("model.large.weight", &[40])]);
+    let file = from.join("model.safetensors");
+    let mut tensors: HashMap<String, Tensor> = candle_core::safetensors::load(&file, &CPU).unwrap();
+    let mut values = vec![1f32; 40];
+    values[37] = -70000.;
+    let large = Tensor::new(values, &CPU).unwrap().to_dtype(DType::BF16);
+    tensors.insert("model.large.weight".into(), large.unwrap());
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    let (write, to) = (WriteOptions::new(), dir.path().join("f16"));
+    let dequantize =
+        |dtype| rewrite::dequantize(&open(&from), &to, dtype, &write, &mut rewrite::quiet);
+    let error = dequantize(DType::F16).unwrap_err().to_string();
+    for part in ["model.large.weight", "37", "finite in f16"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(!to.exists());
+    dequantize(DType::F32).unwrap();
+}
+
 /// Engines that quantize every `Linear` learn of all that stay in high precision, also of those that are called as embeddings are.
 #[test]
 fn linear_layers_that_are_called_as_tables_are_ignored() {

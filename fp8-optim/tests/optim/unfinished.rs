@@ -76,6 +76,12 @@ fn no_step_follows_before_a_state_is_loaded() -> Result<(), Box<dyn std::error::
         );
     }
     assert_eq!(values(), [[0.; 2], [0.5; 2]], "nothing counts twice");
+    // Nor does a checkpoint take the place of a good one.
+    let saved = optimizer.state();
+    assert!(
+        matches!(saved, Err(OptimError::UnfinishedStep)),
+        "{saved:?}"
+    );
 
     optimizer.load_state(&state)?;
     optimizer.set_config(Failing { lr: 0.5, step: 0 })?;

@@ -198,12 +198,12 @@ impl ShardedVarMap {
         let group = self.group();
         let (rank, counts) = (group.rank(), layout.counts());
         let values = match rank {
-            0 => init
-                .var(shape, DType::F32, &self.device)?
-                .detach()
-                .flatten_all()?,
-            _ => Tensor::zeros(0, DType::F32, &self.device)?,
+            0 => (init.var(shape, DType::F32, &self.device))
+                .and_then(|values| values.detach().flatten_all()),
+            _ => Tensor::zeros(0, DType::F32, &self.device),
         };
+        // The others wait for these values.
+        let values = values.map_err(|error| group.give_up(error))?;
         let nothing = vec![0; counts.len()];
         let send = match rank {
             0 => counts,
@@ -240,12 +240,14 @@ impl SimpleBackend for ShardedVarMap {
                 .into()),
             };
         }
-        let layout = Layout::new(shape.elem_count(), &mut parameters.held);
+        let mut held = parameters.held.clone();
+        let layout = Layout::new(shape.elem_count(), &mut held);
         let own = self.initial(&shape, &layout, init)?;
         let index = parameters.vars.len();
         let var = ShardedVar::new((name, index), shape.dims(), layout, own, &self.shared)?;
         let placeholder = var.placeholder().clone();
         parameters.vars.insert(name.to_string(), var);
+        parameters.held = held;
         Ok(placeholder)
     }
 

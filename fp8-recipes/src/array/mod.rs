@@ -1,5 +1,6 @@
 //! What a model computes on: plain tensors, scaled ones, or values of a node of candle's graph that is being built.
 
+mod forms;
 mod in_node;
 mod kinds;
 mod layer;

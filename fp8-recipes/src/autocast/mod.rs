@@ -16,6 +16,7 @@
 //! would then see its guard. So guards cannot open there; [`AutocastHandle::run`] carries a context into such a task. This holds
 //! for a pool of one thread too: its worker runs other tasks while it waits for another pool or yields.
 
+mod beginnings;
 mod config;
 mod context;
 mod ended_step;

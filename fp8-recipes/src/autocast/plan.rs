@@ -136,6 +136,15 @@ impl<'a> Maker<'a> {
         let Some(format) = cast.format.filter(|_| !cast.is_disabled()) else {
             return Ok(None);
         };
+        let is_result = Operand::RESULTS.contains(&operand);
+        if is_result && self.state.is_in_parts() {
+            // Ranks add up results, or have parts of them, which would be rounded with scales of their own.
+            return Err(LayerError::ResultInParts {
+                path: self.state.path().to_string(),
+                operand,
+            }
+            .into());
+        }
         // Operators have only the row of their output gradient.
         let kept = matches!(cast.scaling, ScalingType::Delayed | ScalingType::Static);
         let role = role_of(operand);
@@ -163,7 +172,7 @@ impl<'a> Maker<'a> {
             ScalingType::Static => ScaleSource::Static(slot.clone()),
             ScalingType::Unscaled => ScaleSource::Unscaled,
         };
-        let own_row = !Operand::RESULTS.contains(&operand) && self.state.slot(role).is_some();
+        let own_row = !is_result && self.state.slot(role).is_some();
         let recorder = AmaxRecorder::new(self.step.cells.clone(), slot.row(), settings.training)
             .with_watched_amax(own_row);
         // From calibration until training goes on, a row has the scale of the file that the model is exported to. Evaluation computes what
@@ -179,7 +188,7 @@ impl<'a> Maker<'a> {
             .with_counter(self.state.counter(operand).clone())
             .with_recorder(recorder)
             .with_replay(self.step.replay(operand))
-            .with_shards(match Operand::RESULTS.contains(&operand) {
+            .with_shards(match is_result {
                 true => Shards::default(),
                 false => self.state.shards(role),
             })

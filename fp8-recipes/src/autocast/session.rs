@@ -1,5 +1,6 @@
 //! What the guards of one step share: the layers that were used since the outermost guard opened.
 
+use super::beginnings::Beginnings;
 use super::ended_step::{EndedStep, UsedLayer};
 use super::job::{Job, has_others, in_order};
 use super::kept::KeptBytes;
@@ -31,6 +32,7 @@ pub(super) struct Session {
     /// Steps of parameters on the thread of the outermost guard.
     noted: ThreadSteps,
     state: Mutex<Progress>,
+    beginnings: Beginnings,
     failed: AtomicBool,
     /// Whether the step has used a layer whose amaxes are reduced over several ranks.
     reduces: AtomicBool,
@@ -68,6 +70,7 @@ impl Session {
             purpose,
             noted: ThreadSteps::of_this_thread(),
             state: Mutex::new(progress),
+            beginnings: Beginnings::default(),
             failed: AtomicBool::new(false),
             reduces: AtomicBool::new(false),
             uses: Uses::default(),
@@ -128,18 +131,20 @@ impl Session {
     ) -> Result<Arc<StepCells>> {
         self.kept.note_use(settings);
         let table = layer.table();
-        let first_use = {
+        let is_known = || {
             let state = self.lock();
-            if state.closed {
-                return Err(GuardError::Closed.into());
+            let mut known = state.steps.iter().map(|step| step.table());
+            match state.closed {
+                true => Err(GuardError::Closed.into()),
+                false => Ok(known.any(|known| Arc::ptr_eq(known, table))),
             }
-            let known = state.steps.iter();
-            let known = known
-                .map(|step| step.table())
-                .any(|known| Arc::ptr_eq(known, table));
-            !known
         };
-        if first_use && self.purpose == Purpose::Training {
+        // Dropped when the table is known.
+        let begins = match self.purpose {
+            Purpose::Training => self.beginnings.claim(table, is_known)?,
+            Purpose::Evaluation | Purpose::Calibration => None,
+        };
+        if begins.is_some() {
             self.begin()?;
             // The backward pass of the model's last step is over. The lock is not held here, because a reduction over ranks
             // may run the user's code.

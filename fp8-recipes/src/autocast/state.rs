@@ -158,6 +158,15 @@ impl Fp8State {
         self.lock().shards = shards;
     }
 
+    /// Whether this rank has only parts of the layer's tensors.
+    pub(crate) fn is_in_parts(&self) -> bool {
+        let settings = self.lock();
+        settings.shards.as_ref().is_some_and(|shards| {
+            let tensors = [&shards.input, &shards.weight, &shards.grad_output];
+            !tensors.into_iter().all(Shards::is_whole)
+        })
+    }
+
     /// The other parts of a tensor of this layer.
     pub(crate) fn shards(&self, role: Role) -> Shards {
         let settings = self.lock();

@@ -1,5 +1,6 @@
 //! Errors of layers and transformer modules.
 
+use crate::config::Operand;
 use fp8_candle::Role;
 
 /// Why a layer cannot be built, called or folded.
@@ -72,6 +73,17 @@ pub enum LayerError {
     NotSharded {
         /// Path of the layer.
         path: String,
+    },
+    /// A recipe casts a result of a layer of which each rank has parts. Their sum, or the whole tensor, would have other codes.
+    #[error(
+        "layer `{path}`: the recipe casts {operand}, of which each rank has only a part or a summand: use a recipe that casts operands \
+         alone, or prepare this layer with one (PrepareOptions::with_recipe)"
+    )]
+    ResultInParts {
+        /// Path of the layer.
+        path: String,
+        /// The result.
+        operand: Operand,
     },
     /// A weight in parts travels as codes with a delayed scale, but the guard does not reduce amaxes over all ranks that hold its parts, which
     /// would read each other's codes with other scales.

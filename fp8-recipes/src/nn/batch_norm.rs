@@ -147,7 +147,7 @@ impl BatchNorm {
             return self.parameters.follow(&plain).map(|()| y);
         }
         let features = self.features(x)?;
-        if x.elem_count() < 2 * features {
+        if features == 0 || x.elem_count() / features < 2 {
             return Err(Error::from(LayerError::NoVariance {
                 layer: self.path().map(str::to_string),
                 shape: x.dims().to_vec(),

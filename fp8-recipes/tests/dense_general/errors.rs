@@ -51,6 +51,14 @@ fn options() {
         make(&[2, 0], DenseConfig::new([3])),
         &["contracted sizes", "[0]"],
     );
+    refused(
+        make(&[2, 8], DenseConfig::new([usize::MAX / 2, 4])),
+        &[
+            "the kernel",
+            "[8, 9223372036854775807, 4]",
+            "fits into a usize",
+        ],
+    );
     let batched = DenseConfig::new([3]).with_batch_axis([0]);
     refused(make(&[0, 2], batched.clone()), &["batch sizes", "[0]"]);
     refused(

@@ -96,6 +96,7 @@ pub fn varlen() {
         (false, Some(1), None, Some(&slopes)),
         (false, Some(1), Some(1), None),
         (true, Some(2), Some(2), None),
+        (false, Some(usize::MAX), Some(0), None),
     ] {
         let what = format!(
             "causal {causal}, window {left:?} {right:?}, {}",

@@ -53,6 +53,12 @@ fn invalid_numbers_of_heads_are_refused() {
         build(&TransformerConfig::new(64, 0)),
         &["0 of 0 heads", "one head or more"],
     );
+    let huge = AttentionConfig::new(usize::MAX / 4, 3);
+    assert_text(
+        "huge",
+        build(&TransformerConfig::new(64, 4).with_attention(huge)),
+        &["3 of 4611686018427387903 heads", "fits into a usize"],
+    );
     for (kv_heads, got) in [(3, "is 3"), (0, "is 0"), (8, "is 8")] {
         let own = attention().with_num_key_value_heads(kv_heads);
         let parts = [

@@ -90,7 +90,11 @@ impl Tokenizer {
         let (config, path) = (file.tokenizer_config()?, file.path().to_path_buf());
         let chat_template =
             chat_template(&config).map(|source| Template::new(path.clone(), source));
-        Ok(Self::new(file.tokenizer()?, path, &config, chat_template))
+        let eos = file.end_tokens()?;
+        Ok(Self {
+            eos,
+            ..Self::new(file.tokenizer()?, path, &config, chat_template)
+        })
     }
 
     /// The tokenizer of a `tokenizer.json` and a `tokenizer_config.json`, without a chat template; `path` is for messages.

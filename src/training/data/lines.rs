@@ -95,6 +95,15 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Whether a key beside `query` and `positive` holds negative texts in a form of other libraries.
+fn is_another_negative(key: &str) -> bool {
+    let number = key
+        .strip_prefix("negative_")
+        .or(key.strip_prefix("negative"));
+    let numbered = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    key == "negatives" || number.is_some_and(numbered)
+}
+
 fn is_compared(object: &Map<String, Value>) -> bool {
     COMPARED[..2].iter().all(|key| object.contains_key(*key))
 }
@@ -115,6 +124,12 @@ fn keys(object: &Map<String, Value>) -> String {
 
 fn body(place: &Place, object: &Map<String, Value>) -> Result<Body, DataError> {
     if is_compared(object) {
+        let other = object.keys().find(|key| is_another_negative(key));
+        if let Some(key) = other {
+            let expected =
+                "`negative` alone: write a line for each, with the same query and positive";
+            return content(place.clone(), format!("`{key}`"), expected);
+        }
         let texts = COMPARED
             .iter()
             .filter_map(|key| Some((key, object.get(*key)?)));

@@ -14,6 +14,25 @@ fn config(entries: &[(&str, Value)]) -> Result<serde_json::Value, gguf::GgufErro
     GgufFile::open(path)?.config()
 }
 
+/// llama.cpp ends a text at tokens that end a turn or a message, too.
+#[test]
+fn every_token_that_ends_a_text_does() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let mut content = small("llama")?;
+    for (name, id) in [("eot", 3), ("eom", 1)] {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        content.metadata.insert(key, Value::U32(id));
+    }
+    let path = write(&content, dir.path())?;
+    let file = GgufFile::open(&path)?;
+    assert_eq!(file.config()?["eos_token_id"], serde_json::json!([1, 3]));
+    assert_eq!(Tokenizer::from_gguf(&file)?.eos(), [1, 3]);
+    let files = rewrite::Source::files(&GgufSource::new(GgufFile::open(&path)?)?)?;
+    let generation = &files["generation_config.json"];
+    assert_eq!(generation["eos_token_id"], serde_json::json!([1, 3]));
+    Ok(())
+}
+
 /// As in llama.cpp, which has an older name for it too.
 #[test]
 fn a_factor_alone_divides_positions() -> Outcome {

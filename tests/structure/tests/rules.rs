@@ -89,6 +89,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "families",
             "to_gguf",
             "generation",
+            "unread",
             "open",
             "search",
         ],

@@ -116,6 +116,10 @@ macro_rules! packed_attention {
                 let op = concat!(stringify!($name), ", alibi_slopes");
                 $crate::nn::no_gradient_through(op, &[slopes])?;
             }
+            // candle-nn adds positions to them.
+            let wide = |keys: usize| keys.min(i32::MAX as usize);
+            let window_size_left = window_size_left.map(wide);
+            let window_size_right = window_size_right.map(wide);
             if !$crate::nn::attention::tracked(&[q, k, v]) {
                 return candle_nn::attention::$name(
                     q,

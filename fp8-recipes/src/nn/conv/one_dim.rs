@@ -26,7 +26,10 @@ impl MatrixConvolution {
             groups,
         } = *self;
         let sizes = [k, stride, dilation, groups];
-        if sizes.contains(&0) || c_in != c * groups || !c_out.is_multiple_of(groups) {
+        if sizes.contains(&0)
+            || Some(c_in) != c.checked_mul(groups)
+            || !c_out.is_multiple_of(groups)
+        {
             candle_core::bail!(
                 "a kernel {:?} in {groups} groups, with stride {stride} and dilation {dilation}, does not fit an input {:?}",
                 weight.dims(),
@@ -34,7 +37,7 @@ impl MatrixConvolution {
             );
         }
         let x = padded(x, before, after)?;
-        let (l, span) = (x.dim(2)?, dilation * (k - 1) + 1);
+        let (l, span) = (x.dim(2)?, dilation.saturating_mul(k - 1).saturating_add(1));
         if l < span {
             candle_core::bail!("a kernel that spans {span} values does not fit into {l}");
         }

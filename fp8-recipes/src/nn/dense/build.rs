@@ -228,7 +228,17 @@ impl Parts {
                 .into());
             }
         }
-        Ok(())
+        let kernel = self.kernel_dims();
+        match (kernel.iter()).try_fold(1usize, |count, &size| count.checked_mul(size)) {
+            Some(_) => Ok(()),
+            None => Err(DenseError::Option {
+                path: self.shown_path(),
+                what: "the kernel",
+                got: format!("{kernel:?}"),
+                expected: "sizes whose product fits into a usize".into(),
+            }
+            .into()),
+        }
     }
 
     /// The kernel in one of its stored forms, or a new one.

@@ -124,13 +124,25 @@ impl AttentionConfig {
             let expected = "one token or more, or None for all";
             return Err(unfit(path, "AttentionConfig::sliding_window", 0, expected));
         }
-        match kv_heads != 0 && heads.is_multiple_of(kv_heads) {
-            true => Ok(()),
-            false => Err(unfit(
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(unfit(
                 path,
                 "AttentionConfig::num_key_value_heads",
                 kv_heads,
                 format!("a divisor of the {heads} heads of queries"),
+            ));
+        }
+        // At most three times the features of queries, with those of keys and values.
+        match heads
+            .checked_mul(self.head_dim)
+            .and_then(|width| width.checked_mul(3))
+        {
+            Some(_) => Ok(()),
+            None => Err(unfit(
+                path,
+                "AttentionConfig::head_dim",
+                format!("{} of {heads} heads", self.head_dim),
+                "sizes whose product fits into a usize",
             )),
         }
     }
@@ -217,7 +229,7 @@ impl TransformerConfig {
         };
         Self {
             hidden_size,
-            intermediate_size: 4 * hidden_size,
+            intermediate_size: hidden_size.saturating_mul(4),
             attention: AttentionConfig::new(num_attention_heads, head_dim),
             norm: NormKind::LayerNorm,
             norm_placement: NormPlacement::Pre,

@@ -104,6 +104,11 @@ fn labels(config: &Entries<'_>) -> Result<Vec<String>> {
     if !is_classifier {
         return Ok(vec![]);
     }
+    let kind = config.text("problem_type", SINGLE_LABEL)?;
+    if kind != SINGLE_LABEL {
+        let expected = "single_label_classification: the probabilities of classes add up to 1 here";
+        return Err(config.error("problem_type", expected));
+    }
     let Some(names) = config.get("id2label") else {
         let count = config.size_up_to(MAX_LABELS, "num_labels", 2)?;
         return Ok((0..count).map(label_name).collect());
@@ -116,6 +121,9 @@ fn labels(config: &Entries<'_>) -> Result<Vec<String>> {
         .filter(|names| !names.is_empty())
         .ok_or_else(|| config.error("id2label", "a name for each number from \"0\" on"))
 }
+
+/// Each text has one of the classes; what a configuration without the entry means.
+const SINGLE_LABEL: &str = "single_label_classification";
 
 /// The largest number of classes that a configuration may have without naming them.
 const MAX_LABELS: usize = 1 << 20;

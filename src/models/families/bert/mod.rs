@@ -230,17 +230,29 @@ impl Bert {
     /// # Errors
     /// As [`Bert::forward`].
     pub fn embed_with(&self, ids: &Tensor, mask: &Tensor, pooling: Pooling) -> Result<Tensor> {
+        let vectors = self.pooled(ids, mask, pooling)?;
+        let length = vectors
+            .sqr()?
+            .sum_keepdim(D::Minus1)?
+            .sqrt()?
+            .maximum(1e-12)?;
+        Ok(vectors.broadcast_div(&length)?)
+    }
+
+    /// [`Bert::embed_with`] of any length: the vectors of models whose `modules.json` has no `Normalize` ([`Pooling::normalizes`]).
+    ///
+    /// # Errors
+    /// As [`Bert::forward`].
+    pub fn pooled(&self, ids: &Tensor, mask: &Tensor, pooling: Pooling) -> Result<Tensor> {
         let x = in_pool(&self.device, || self.forward(ids, mask))?;
         let x = x.to_dtype(DType::F32)?;
-        let mean = match pooling {
+        Ok(match pooling {
             Pooling::Mean => {
                 let mask = mask.to_dtype(DType::F32)?.unsqueeze(D::Minus1)?;
                 let sum = x.broadcast_mul(&mask)?.sum(1)?;
                 sum.broadcast_div(&mask.sum(1)?.maximum(1e-9)?)?
             }
             Pooling::FirstToken => x.narrow(1, 0, 1)?.squeeze(1)?,
-        };
-        let length = mean.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(1e-12)?;
-        Ok(mean.broadcast_div(&length)?)
+        })
     }
 }

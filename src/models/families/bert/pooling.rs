@@ -25,12 +25,12 @@ impl Pooling {
     /// the encoder, its pooling and the normalization, such as a dense layer: embeddings without it would be others. Also if it lists a pooling whose
     /// configuration is missing.
     pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
-        let (folder, is_listed) = folder(dir.as_ref())?;
-        let path = folder.join("config.json");
+        let modules = Modules::of_dir(dir.as_ref())?;
+        let path = modules.folder.join("config.json");
         let config = match read_json(&path)? {
             Some(config) => config,
             // Guessing would give embeddings that nobody trained.
-            None if is_listed => {
+            None if modules.pools => {
                 let expected = "the pooling that modules.json lists";
                 return Err(Entries::new(&path, &Value::Null).error("the file", expected));
             }
@@ -53,31 +53,59 @@ impl Pooling {
             )),
         }
     }
+
+    /// Whether sentence-transformers gives the vectors of the model in this directory length 1: unless it has a `modules.json` that does not
+    /// list `Normalize`.
+    ///
+    /// # Errors
+    /// As [`Pooling::of_dir`].
+    pub fn normalizes(dir: impl AsRef<Path>) -> Result<bool> {
+        Ok(Modules::of_dir(dir.as_ref())?.normalizes)
+    }
 }
 
-/// The folder of the pooling, and whether `modules.json` lists it.
-fn folder(dir: &Path) -> Result<(PathBuf, bool)> {
-    let path = dir.join("modules.json");
-    let (mut folder, mut is_listed) = ("1_Pooling", false);
-    let Some(modules) = read_json(&path)? else {
-        return Ok((dir.join(folder), is_listed));
-    };
-    for module in modules.as_array().into_iter().flatten() {
-        let entries = Entries::new(&path, module);
-        // A class of Python with its package.
-        let class = entries.text("type", None)?;
-        match class.rsplit('.').next().unwrap_or(class) {
-            "Transformer" | "Normalize" => {}
-            "Pooling" => (folder, is_listed) = (entries.text("path", folder)?, true),
-            _ => {
-                let known = "Transformer, Pooling or Normalize, as embeddings are made here";
-                return Err(entries.error("type", known));
+/// What `modules.json` lists, or what holds without the file.
+struct Modules {
+    /// The folder of the pooling.
+    folder: PathBuf,
+    /// Whether there is a pooling.
+    pools: bool,
+    normalizes: bool,
+}
+
+impl Modules {
+    fn of_dir(dir: &Path) -> Result<Self> {
+        let path = dir.join("modules.json");
+        let mut found = Self {
+            folder: dir.join("1_Pooling"),
+            pools: false,
+            normalizes: true,
+        };
+        let Some(modules) = read_json(&path)? else {
+            return Ok(found);
+        };
+        found.normalizes = false;
+        for module in modules.as_array().into_iter().flatten() {
+            let entries = Entries::new(&path, module);
+            // A class of Python with its package.
+            let class = entries.text("type", None)?;
+            match class.rsplit('.').next().unwrap_or(class) {
+                "Transformer" => {}
+                "Normalize" => found.normalizes = true,
+                "Pooling" => {
+                    let folder = entries.text("path", "1_Pooling")?;
+                    let is_inside = |part| matches!(part, Component::Normal(_));
+                    if !Path::new(folder).components().all(is_inside) {
+                        return Err(entries.error("path", "a folder beside the file"));
+                    }
+                    (found.folder, found.pools) = (dir.join(folder), true);
+                }
+                _ => {
+                    let known = "Transformer, Pooling or Normalize, as embeddings are made here";
+                    return Err(entries.error("type", known));
+                }
             }
         }
-        let is_inside = |part| matches!(part, Component::Normal(_));
-        if !Path::new(folder).components().all(is_inside) {
-            return Err(entries.error("path", "a folder beside the file"));
-        }
+        Ok(found)
     }
-    Ok((dir.join(folder), is_listed))
 }

@@ -68,14 +68,38 @@ impl GgufFile {
         }
         for (key, entry) in [
             ("bos_token_id", "tokenizer.ggml.bos_token_id"),
-            ("eos_token_id", "tokenizer.ggml.eos_token_id"),
             ("pad_token_id", "tokenizer.ggml.padding_token_id"),
         ] {
             if let Some(id) = metadata.count(entry)? {
                 set(key, json!(id));
             }
         }
+        let ends = match self.end_tokens()?.as_slice() {
+            [] => None,
+            [id] => Some(json!(id)),
+            ids => Some(json!(ids)),
+        };
+        if let Some(ends) = ends {
+            set("eos_token_id", ends);
+        }
         Ok(Value::Object(config))
+    }
+
+    /// The tokens that end a text, as llama.cpp reads them: also those that end a turn or a message.
+    ///
+    /// # Errors
+    /// [`GgufError`] for an entry of another kind.
+    pub(crate) fn end_tokens(&self) -> Result<Vec<u32>, GgufError> {
+        let mut ids = vec![];
+        for name in ["eos", "eot", "eom"] {
+            let id = self
+                .metadata
+                .count(&format!("tokenizer.ggml.{name}_token_id"))?;
+            // Below 2^31.
+            let id = id.and_then(|id| u32::try_from(id).ok());
+            ids.extend(id.filter(|id| !ids.contains(id)));
+        }
+        Ok(ids)
     }
 
     /// Rejects entries and biases that would change what the model computes and that its `config.json` has no place for.
