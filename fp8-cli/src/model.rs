@@ -194,7 +194,7 @@ impl Source {
         let (model, unread) = of_checkpoint_with_unread(checkpoint, &self.model, &options)?;
         if let Some(first) = unread.first() {
             eprintln!(
-                "warning: the model that config.json describes does not read {} of the tensors (first {first})",
+                "warning: the model does not read {} of the tensors in its files (first {first})",
                 unread.len()
             );
         }

@@ -118,7 +118,7 @@ fn cast(x: &Scaled, format: Format) -> Result<Scaled> {
     match x.codes() {
         // FP8 data of any format are not rounded again.
         Some(_) => Ok(x.detach()),
-        None => Ok(Scaled::new_fp8(x.cast_codes(format)?, x.scale())),
+        None => Ok(Scaled::new_fp8(x.cast(format)?.operand, x.scale())),
     }
 }
 

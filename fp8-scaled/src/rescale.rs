@@ -30,7 +30,7 @@ impl Scaled {
             return Ok(self.clone());
         }
         let value = match dtype {
-            ScaledDType::Fp8(format) => Self::new_fp8(self.cast_codes(format)?, self.scale()),
+            ScaledDType::Fp8(format) => Self::new_fp8(self.cast(format)?.saturated, self.scale()),
             ScaledDType::Float(dtype @ (DType::F32 | DType::BF16 | DType::F16 | DType::F64)) => {
                 Self::new(self.float(dtype)?, self.scale())
             }

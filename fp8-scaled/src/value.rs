@@ -6,7 +6,6 @@ use super::version::Version;
 use candle_core::{DType, Device, Shape, Storage, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::device::{Codes, backend};
-use fp8_candle::ops::elements::matrix_dims;
 use fp8_core::scaled::{Scale, constant_rule};
 use fp8_core::{Contraction, Format, Granularity};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +44,16 @@ pub(super) enum Data {
 
 /// FP8 copies of the data, made at first use: every product that reads a tensor shares one cast.
 #[derive(Debug, Default)]
-pub(super) struct Casts(pub(super) Mutex<Vec<Fp8Tensor>>);
+pub(super) struct Casts(Mutex<Vec<Cast>>);
+
+/// The codes of one cast.
+#[derive(Debug, Clone)]
+pub(super) struct Cast {
+    /// The values: Inf has become the largest number.
+    pub(super) saturated: Fp8Tensor,
+    /// For products. With Inf or NaN among the data its dequant_scale is NaN, so that no product hides them.
+    pub(super) operand: Fp8Tensor,
+}
 
 /// The value `x` at a scale: `data = x / scale`. Without a scale, the data are `x` and the scale is 1.
 ///
@@ -221,26 +229,33 @@ impl Scaled {
 
     /// The data as FP8 codes of `format`, rounded to nearest even and saturated, in `[product of the leading dims, last dim]`;
     /// one copy is kept with the value.
-    pub(super) fn cast_codes(&self, format: Format) -> Result<Fp8Tensor> {
+    pub(super) fn cast(&self, format: Format) -> Result<Cast> {
         if let Data::Fp8(data) = &self.data
             && data.format() == format
         {
-            return Ok(data.clone());
+            let (saturated, operand) = (data.clone(), data.clone());
+            return Ok(Cast { saturated, operand });
         }
         let mut casts = (self.casts.0.lock()).unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(cast) = casts.iter().find(|cast| cast.format() == format) {
+        if let Some(cast) = (casts.iter()).find(|cast| cast.saturated.format() == format) {
             return Ok(cast.clone());
         }
         let x = self.data()?.contiguous()?;
-        let (rows, cols) = matrix_dims(x.dims());
         let backend = backend(x.device())?;
         let one = Tensor::ones(1, DType::F32, x.device())?;
         let scheme = (Granularity::Tensorwise, Contraction::Cols);
-        let grid = scheme.0.grid(rows, cols, scheme.1);
         let orientation = backend.orientation(Contraction::Cols, true);
-        let cast = fp8_core::Cast::new(format);
-        let codes: Codes = backend.quantize(&x, &grid, &one, &cast, orientation)?;
-        let cast = Fp8Tensor::from_codes(codes, x.dims(), format, scheme, one)?;
+        let rounded = fp8_core::Cast::new(format);
+        let (codes, amax) = backend.quantize_with_amax(&x, &one, &rounded, orientation)?;
+        // Inf - Inf and NaN - NaN are NaN.
+        let finite = ((&amax - &amax)? + 1.)?;
+        let with = |codes: Codes, dequant_scale| {
+            Fp8Tensor::from_codes(codes, x.dims(), format, scheme, dequant_scale)
+        };
+        let cast = Cast {
+            saturated: with(codes.clone(), one)?,
+            operand: with(codes, finite)?,
+        };
         Options::current().count_cast();
         casts.push(cast.clone());
         Ok(cast)

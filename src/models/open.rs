@@ -104,7 +104,7 @@ pub fn of_checkpoint(
     let (model, unread) = of_checkpoint_with_unread(checkpoint, path, options)?;
     if let Some(first) = unread.first() {
         tracing::warn!(
-            "{}: the model that config.json describes does not read {} of the tensors (first {first})",
+            "{}: the model does not read {} of the tensors in its files (first {first})",
             path.display(),
             unread.len()
         );
@@ -113,8 +113,8 @@ pub fn of_checkpoint(
 }
 
 /// As [`of_checkpoint`], with the names of the tensors that the model does not read instead of a warning: a bias or a classifier, for
-/// example, that its configuration does not mention. Tensors that models compute themselves, and layers that predict further tokens, are not
-/// among them.
+/// example, that its configuration does not mention. Tensors that models compute themselves, layers that predict further tokens, and parts for
+/// images and sound are not among them.
 ///
 /// # Errors
 /// As [`open()`].

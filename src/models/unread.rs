@@ -13,17 +13,33 @@ const COMPUTED: [&str; 5] = [
     "_scale",
 ];
 
+/// Parts of a model for images or sound, around the language model that is read.
+const OTHER_PARTS: [&str; 11] = [
+    "vision_encoder",
+    "vision_language_adapter",
+    "vision_model",
+    "vision_tower",
+    "visual",
+    "patch_merger",
+    "pre_mm_projector_norm",
+    "multi_modal_projector",
+    "audio_tower",
+    "embed_audio",
+    "embed_vision",
+];
+
 /// Parts of a BERT that do not change its embeddings.
 const OF_BERT: [&str; 3] = ["pooler.", "bert.pooler.", "cls."];
 
 /// Those of `names` that a model has not loaded, although a model of another configuration or class would. Layers behind the last one, which
-/// predict further tokens, and the head of a model whose embedding is its head are not among them.
+/// predict further tokens, parts for images and sound, and the head of a model whose embedding is its head are not among them.
 pub(super) fn unread(names: Vec<String>, loaded: &LoadedNames, config: &Config) -> Vec<String> {
     let read: BTreeSet<String> = loaded.names().into_iter().collect();
     let known = |name: &str| match config {
         Config::Llama(config) => {
             let head = matches!(name, "lm_head.weight" | "output.weight");
-            head && config.tie_word_embeddings || is_behind(name, config.num_layers)
+            let other = name.split('.').any(|part| OTHER_PARTS.contains(&part));
+            head && config.tie_word_embeddings || other || is_behind(name, config.num_layers)
         }
         Config::Bert(_) => OF_BERT.iter().any(|part| name.starts_with(part)),
     };

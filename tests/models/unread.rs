@@ -53,7 +53,8 @@ fn what_the_configuration_does_not_mention_is_named() {
         &[
             ("score.weight", &[2, 32]),
             ("model.layers.0.self_attn.q_proj.bias", &[32]),
-            // Computed.
+            // Computed, or for images.
+            ("vision_tower.patch_conv.weight", &[4, 4]),
             ("model.layers.0.self_attn.rotary_emb.inv_freq", &[8]),
         ],
     );

@@ -45,7 +45,7 @@ fn a_tensor_that_a_model_does_not_read_is_named() {
     let dir = tempfile::tempdir().unwrap();
     write_model("llama", dir.path());
     let open = || models::open(dir.path(), &ModelOptions::new()).unwrap();
-    let texts = || said("does not read 1 of the tensors (first score.weight)");
+    let texts = || said("does not read 1 of the tensors in its files (first score.weight)");
     open();
     assert_eq!(texts(), 0);
     let file = dir.path().join("model.safetensors");

@@ -172,8 +172,8 @@ impl Fp8Tensor {
         )
     }
 
-    /// The same codes with another dequant_scale; tensorwise tensors only.
-    pub(crate) fn with_dequant_scale(&self, dequant_scale: f32) -> Result<Self> {
+    /// The same codes, whose one dequant_scale is multiplied by `factor`; tensorwise tensors only.
+    pub(crate) fn with_dequant_factor(&self, factor: f32) -> Result<Self> {
         if self.granularity != Granularity::Tensorwise {
             internal!(
                 "one dequant_scale for codes with {} scales",
@@ -181,7 +181,7 @@ impl Fp8Tensor {
             );
         }
         Ok(Self {
-            dequant_scale: Tensor::full(dequant_scale, (1, 1), self.device())?,
+            dequant_scale: (&self.dequant_scale * f64::from(factor))?,
             ..self.clone()
         })
     }

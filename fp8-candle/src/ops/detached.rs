@@ -80,8 +80,8 @@ pub fn cross_entropy(
     Ok((loss, gradient))
 }
 
-/// `a b + bias`, `[a.kept, b.kept]` in `dtype`, of two FP8 matrices, where `a` is tensorwise and has the dequant_scale `factor` instead of
-/// its own: sums in f32, to which the scales are applied, rounded once before the bias is added.
+/// `a b + bias`, `[a.kept, b.kept]` in `dtype`, of two FP8 matrices, where `a` is tensorwise and its dequant_scale is multiplied by `factor`:
+/// sums in f32, to which the scales are applied, rounded once before the bias is added.
 ///
 /// # Errors
 /// If the shapes do not fit, `a` is not tensorwise, or a device fails.
@@ -92,7 +92,7 @@ pub fn fp8_product(
     factor: f32,
     dtype: DType,
 ) -> Result<Tensor> {
-    let a = a.with_dequant_scale(factor)?;
+    let a = a.with_dequant_factor(factor)?;
     let (a, b) = (a.operand(a_contraction), b.operand(b_contraction));
     let out = GemmOutput {
         dtype,

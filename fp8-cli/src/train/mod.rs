@@ -109,9 +109,16 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let context = run.stored.settings.context();
     if args.settings.context.is_none() && context < CONTEXT && !resumed {
-        print(&format!(
-            "--context is {context}, as the model has no more positions\n"
-        ))?;
+        let model = &run.stored.model;
+        let trained = match is_gguf(model) {
+            true => None,
+            false => trained_length(model)?,
+        };
+        let why = match trained == Some(context) {
+            true => "sentence_bert_config.json says",
+            false => "the model has no more positions",
+        };
+        print(&format!("--context is {context}, as {why}\n"))?;
     }
     print(&format!("data: {described}\n"))?;
     for warning in warnings {

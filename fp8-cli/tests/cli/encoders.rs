@@ -230,7 +230,11 @@ fn texts_have_the_length_that_the_model_was_trained_for() {
     assert!(said().contains("3 tokens"), "{}", said());
     let short = dir.join("short");
     let own = ["train", &model, "--data", &data, "--out", &short];
-    output(&[&own[..], &["--steps", "1", "--batch", "6"]].concat());
+    let told = output(&[&own[..], &["--steps", "1", "--batch", "6"]].concat());
+    assert!(
+        told.contains("--context is 3, as sentence_bert_config.json says"),
+        "{told}"
+    );
     let stored = json(&format!("{short}/run.json"));
     assert_eq!(stored["context"], 3, "{stored}");
 }

@@ -295,3 +295,55 @@ fn a_factor_on_the_input_changes_scales_alone() -> Result<()> {
     }
     Ok(())
 }
+
+/// Saturated codes would hide them from the optimizer, which skips a step whose gradients are not finite.
+#[test]
+fn infinities_reach_the_results_of_products_in_fp8() -> Result<()> {
+    let with = |dims: &[usize], bad: f32| -> Result<Scaled> {
+        let mut values = wave(dims, 1)
+            .to_dtype(DType::F32)?
+            .flatten_all()?
+            .to_vec1()?;
+        values[1] = bad;
+        Scaled::from_parts(&Tensor::from_vec(values, dims, &Device::Cpu)?, 1.)
+    };
+    let (x, w, image, kernel) = ([4, 6], [3, 6], [1, 2, 4, 4], [2, 2, 3, 3]);
+    for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e9] {
+        let is_lost = |x: &Scaled| -> Result<bool> { Ok(data(x)?.iter().all(|x| x.is_nan())) };
+        for place in 0..3 {
+            let value =
+                |own: usize, dims: &[usize]| with(dims, if own == place { bad } else { 1. });
+            let x = ScaledVar::from_scaled("x", &value(0, &x)?)?;
+            let w = ScaledVar::from_scaled("w", &value(1, &w)?)?;
+            let image = ScaledVar::from_scaled("image", &value(0, &image)?)?;
+            let kernel = ScaledVar::from_scaled("kernel", &value(1, &kernel)?)?;
+            let (y, z) = {
+                let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+                let _scope = scaled_scope(options);
+                let z = image.value().conv2d(&kernel.value(), 0, 1, 1, 1)?;
+                (x.value().linear(&w.value(), None)?, z)
+            };
+            let (grads, convolved) = (
+                y.backward_with(&value(2, &[4, 3])?)?,
+                z.backward_with(&value(2, &[1, 2, 2, 2])?)?,
+            );
+            // The result reads x and w, the gradient of x those of w and y, the gradient of w those of x and y.
+            let found = [&y, grads.get(&x).unwrap(), grads.get(&w).unwrap()];
+            let of_image = [
+                &z,
+                convolved.get(&image).unwrap(),
+                convolved.get(&kernel).unwrap(),
+            ];
+            for (result, (own, of_image)) in found.into_iter().zip(of_image).enumerate() {
+                let reads = [[0, 1], [1, 2], [0, 2]][result].contains(&place);
+                let expected = reads && !bad.is_finite();
+                assert_eq!(is_lost(own)?, expected, "{bad} in {place}: {result}");
+                assert_eq!(is_lost(of_image)?, expected, "{bad} in {place}: {result}");
+            }
+        }
+    }
+    // A cast that is asked for saturates.
+    let codes = with(&[2, 2], f32::INFINITY)?.astype(Format::E4M3)?;
+    assert_eq!(data(&codes.astype(DType::F32)?)?[1], 448.);
+    Ok(())
+}

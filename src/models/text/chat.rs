@@ -60,7 +60,7 @@ pub(crate) fn special_tokens(config: &Value) -> SpecialTokens {
 }
 
 /// A `tokenizer_config.json` with the tokens of `special_tokens_map.json`, which replace its own unless it has `added_tokens_decoder`: newer
-/// versions of transformers write that, and no longer read the other file.
+/// versions of transformers write that, and no longer read the other file. Lists are put together.
 pub(crate) fn with_special_tokens(config: Value, map: &Value) -> Value {
     let (mut config, map) = match map {
         Value::Object(map) if config["added_tokens_decoder"].is_null() => (config, map),
@@ -70,8 +70,18 @@ pub(crate) fn with_special_tokens(config: Value, map: &Value) -> Value {
         config = Value::Object(serde_json::Map::new());
     }
     if let Some(entries) = config.as_object_mut() {
-        let tokens = map.iter().filter(|(_, token)| !token.is_null());
-        entries.extend(tokens.map(|(key, token)| (key.clone(), token.clone())));
+        for (key, token) in map.iter().filter(|(_, token)| !token.is_null()) {
+            match (entries.get_mut(key), token) {
+                (Some(Value::Array(own)), Value::Array(more)) => {
+                    let new: Vec<Value> =
+                        more.iter().filter(|&x| !own.contains(x)).cloned().collect();
+                    own.extend(new);
+                }
+                _ => {
+                    entries.insert(key.clone(), token.clone());
+                }
+            }
+        }
     }
     config
 }
@@ -105,14 +115,17 @@ mod tests {
 
     #[test]
     fn tokens_of_an_older_file_replace_those_of_older_configurations() {
-        let map = serde_json::json!({ "bos_token": "<a>", "pad_token": null });
-        let old =
-            serde_json::json!({ "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>" });
-        let merged = with_special_tokens(old.clone(), &map);
-        let want =
-            serde_json::json!({ "bos_token": "<a>", "eos_token": "</s>", "pad_token": "<p>" });
-        assert_eq!(merged, want);
-        let want = serde_json::json!({ "bos_token": "<a>" });
+        let list = "additional_special_tokens";
+        let map =
+            serde_json::json!({ "bos_token": "<a>", "pad_token": null, list: ["<x>", "<y>"] });
+        let old = serde_json::json!({
+            "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>", list: ["<z>", "<x>"],
+        });
+        let want = serde_json::json!({
+            "bos_token": "<a>", "eos_token": "</s>", "pad_token": "<p>", list: ["<z>", "<x>", "<y>"],
+        });
+        assert_eq!(with_special_tokens(old.clone(), &map), want);
+        let want = serde_json::json!({ "bos_token": "<a>", list: ["<x>", "<y>"] });
         assert_eq!(with_special_tokens(Value::Null, &map), want);
         let mut new = old.clone();
         new["added_tokens_decoder"] = serde_json::json!({});

@@ -31,7 +31,7 @@ impl BareOperand<'_> {
     /// Times `factor`.
     fn times(self, factor: f32) -> Result<Values> {
         Ok(match self {
-            Self::Codes(codes) => Values::Fp8(codes.with_dequant_scale(factor)?),
+            Self::Codes(codes) => Values::Fp8(codes.with_dequant_factor(factor)?),
             Self::Values(values) => Values::high_precision(&(values * f64::from(factor))?)?,
         })
     }

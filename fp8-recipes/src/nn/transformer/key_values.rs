@@ -3,14 +3,15 @@
 use super::room::Room;
 use crate::array::Array;
 use crate::error::Result;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use fp8_candle::ops::AttentionOptions;
 
 /// Keys and values of the tokens seen so far, `[batch, kv_heads, tokens, head_dim]`.
 ///
-/// Causal attention of plain tensors outside any graph, without dropout, writes them into memory that grows by doubling; copies of a cache share
-/// that memory until they differ. Rows are then to the bit those of one pass over the whole sequence, with a sliding window too. Tensors in a
-/// graph and scaled ones are concatenated.
+/// Causal attention of plain tensors outside any graph, without dropout, writes them into memory that grows by doubling, and that a sliding
+/// window bounds; copies of a cache share it until they differ. On the CPU it reads them in place, and its rows are to the bit those of one
+/// pass over the whole sequence, with a sliding window too, where no scale depends on other tokens. Tensors in a graph and scaled ones are
+/// concatenated.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
@@ -82,7 +83,7 @@ impl<A: Array> KeyValues<A> {
         if let (true, [Some(q), Some(k), Some(v)]) = (fits, [q, &k, &v].map(outside_graphs)) {
             let room = match self.0.take() {
                 Some(Held::Room(room)) => room,
-                _ => Room::of(k, v, &options)?,
+                _ => Room::of(k, v)?,
             };
             let (room, y) = room.attention(q, [k, v], options)?;
             self.0 = Some(Held::Room(room));
@@ -97,8 +98,7 @@ impl<A: Array> KeyValues<A> {
         let held = match self.0.take() {
             Some(Held::Arrays { k, v }) => Some([k, v]),
             Some(Held::Room(room)) => {
-                let dtype = k.plain().map_or(DType::F32, Tensor::dtype);
-                let [k, v] = room.tokens(window, dtype)?;
+                let [k, v] = room.tokens(window)?;
                 Some([of_plain(k)?, of_plain(v)?])
             }
             None => None,

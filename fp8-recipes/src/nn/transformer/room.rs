@@ -1,8 +1,8 @@
 //! Keys and values outside any graph, in memory with room for more.
 
 use crate::error::Result;
-use candle_core::{DType, Tensor};
-use fp8_candle::ops::{AttentionOptions, CachedTokens, cached_attention, to_dtype};
+use candle_core::Tensor;
+use fp8_candle::ops::{AttentionOptions, CachedTokens, cached_attention};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,7 +16,7 @@ const GROUP: usize = 64;
 /// The tokens of a sequence, of which the first may have been dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Room {
-    /// `[batch, kv_heads, capacity, head_dim]`, in bf16 where attention rounds its operands to that.
+    /// `[batch, kv_heads, capacity, head_dim]`.
     k: Tensor,
     v: Tensor,
     /// Tokens in `k` and `v`, from the first on.
@@ -26,22 +26,16 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Room for tokens like these, without them, for attention with `options`.
-    pub(super) fn of(k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Self> {
-        // Attention rounds them in every call, with the same result.
-        let rounded = options.operands == Some(DType::BF16) && !options.products.any();
-        let dtype = match k.dtype() {
-            DType::F32 if rounded => DType::BF16,
-            dtype => dtype,
-        };
-        Self::with_capacity([k, v], dtype, FIRST.max(2 * k.dim(2)?))
+    /// Room for tokens like these, without them.
+    pub(super) fn of(k: &Tensor, v: &Tensor) -> Result<Self> {
+        Self::with_capacity([k, v], FIRST.max(2 * k.dim(2)?))
     }
 
-    fn with_capacity(like: [&Tensor; 2], dtype: DType, capacity: usize) -> Result<Self> {
+    fn with_capacity(like: [&Tensor; 2], capacity: usize) -> Result<Self> {
         let zeros = |x: &Tensor| {
             let mut dims = x.dims().to_vec();
             dims[2] = capacity;
-            Tensor::zeros(dims, dtype, x.device())
+            Tensor::zeros(dims, x.dtype(), x.device())
         };
         Ok(Self {
             k: zeros(like[0])?,
@@ -57,9 +51,9 @@ impl Room {
     }
 
     /// Keys and values of the tokens that are [held](Self::held).
-    pub(super) fn tokens(&self, window: Option<usize>, dtype: DType) -> Result<[Tensor; 2]> {
+    pub(super) fn tokens(&self, window: Option<usize>) -> Result<[Tensor; 2]> {
         let held = self.held(window);
-        let part = |x: &Tensor| (x.narrow(2, self.len - held, held)?.to_dtype(dtype))?.contiguous();
+        let part = |x: &Tensor| x.narrow(2, self.len - held, held)?.contiguous();
         Ok([part(&self.k)?, part(&self.v)?])
     }
 
@@ -70,17 +64,36 @@ impl Room {
         new: [&Tensor; 2],
         mut options: AttentionOptions,
     ) -> Result<(Self, Tensor)> {
-        let held = self.held(options.window);
+        let (held, window) = (self.held(options.window), options.window);
         let count = new[0].dim(2)?;
-        let room = self.appended(new, count, options.window)?;
-        // Lengths count from the first token held.
+        let room = self.appended(new, count, window)?;
+        // The CPU's kernels skip what no query sees. Elsewhere all keys are copied.
         let before = room.len - count - held;
+        let skipped = match q.device().is_cpu() {
+            true => 0,
+            false => before,
+        };
+        // Lengths count from the first token held.
         for length in options.key_lengths.iter_mut().flatten() {
-            *length += before;
+            *length += before - skipped;
         }
-        let [k, v] = [&room.k, &room.v].map(CachedTokens::HighPrecision);
-        let y = cached_attention(q, k, v, room.len, &options)?;
-        Ok((room, y))
+        let keys = room.len - skipped;
+        let seen = |x: &Tensor| x.narrow(2, skipped, keys);
+        let [k, v] = [seen(&room.k)?, seen(&room.v)?];
+        let [k_tokens, v_tokens] = [&k, &v].map(CachedTokens::HighPrecision);
+        let y = cached_attention(q, k_tokens, v_tokens, keys, &options)?;
+        Ok((room.trimmed(window)?, y))
+    }
+
+    /// Without memory for many more tokens than a window leaves, as after a long prompt.
+    fn trimmed(self, window: Option<usize>) -> Result<Self> {
+        let capacity = self.k.dim(2)?;
+        match window {
+            Some(window) if capacity > FIRST.max(4 * (window + GROUP)) => {
+                self.moved(0, Some(window))
+            }
+            _ => Ok(self),
+        }
     }
 
     fn appended(mut self, new: [&Tensor; 2], count: usize, window: Option<usize>) -> Result<Self> {
@@ -93,8 +106,7 @@ impl Room {
             self = self.moved(count, window)?;
         }
         for (room, new) in [&self.k, &self.v].into_iter().zip(new) {
-            let new = to_dtype(&new.contiguous()?, room.dtype())?;
-            room.slice_set(&new, 2, self.len)?;
+            room.slice_set(&new.contiguous()?, 2, self.len)?;
         }
         self.len += count;
         Ok(self)
@@ -106,7 +118,7 @@ impl Room {
         let dropped = (self.len - self.held(window)) / GROUP * GROUP;
         let len = self.len - dropped;
         let capacity = FIRST.max(2 * (len + count));
-        let room = Self::with_capacity([&self.k, &self.v], self.k.dtype(), capacity)?;
+        let room = Self::with_capacity([&self.k, &self.v], capacity)?;
         if len > 0 {
             for (to, from) in [(&room.k, &self.k), (&room.v, &self.v)] {
                 to.slice_set(&from.narrow(2, dropped, len)?.contiguous()?, 2, 0)?;
@@ -120,7 +132,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
+    use candle_core::{DType, Device};
     use fp8_candle::ops::attention;
     use fp8_test_support::{assert_same, normal};
 
@@ -143,8 +155,7 @@ mod tests {
                 let want = attention(&q, &k, &v, options.clone()).unwrap();
                 for chunks in [vec![1; TOKENS], vec![7, 1, 60, 60, 1, 71]] {
                     let one = |x: &Tensor| x.narrow(2, 0, 1).unwrap();
-                    let (mut room, mut start) =
-                        (Room::of(&one(&k), &one(&v), &options).unwrap(), 0);
+                    let (mut room, mut start) = (Room::of(&one(&k), &one(&v)).unwrap(), 0);
                     for len in chunks {
                         let part = |x: &Tensor| x.narrow(2, start, len).unwrap();
                         let new = [&part(&k), &part(&v)];
@@ -156,6 +167,20 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Neither a long prompt nor many tokens leave memory for more than some windows.
+    #[test]
+    fn a_window_bounds_the_memory() {
+        let values = |tokens| Tensor::zeros((1, 1, tokens, 8), DType::F32, &Device::Cpu).unwrap();
+        let options = AttentionOptions::default().with_window(10);
+        let mut room = Room::of(&values(5000), &values(5000)).unwrap();
+        for tokens in [5000, 1, 3, 700, 1] {
+            let x = values(tokens);
+            (room, _) = room.attention(&x, [&x, &x], options.clone()).unwrap();
+            assert!(room.k.dim(2).unwrap() <= 4 * (10 + GROUP));
+            assert_eq!(room.held(Some(10)), 10);
         }
     }
 }

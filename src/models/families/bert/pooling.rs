@@ -54,8 +54,8 @@ impl Pooling {
         }
     }
 
-    /// Whether sentence-transformers gives the vectors of the model in this directory length 1: unless it has a `modules.json` that does not
-    /// list `Normalize`.
+    /// Whether `fp8 embed` gives the vectors of the model in this directory length 1: unless it has a `modules.json` that does not list
+    /// `Normalize`. sentence-transformers gives those of a folder without the file the length of the pooling.
     ///
     /// # Errors
     /// As [`Pooling::of_dir`].

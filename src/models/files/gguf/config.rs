@@ -85,7 +85,7 @@ impl GgufFile {
         Ok(Value::Object(config))
     }
 
-    /// The tokens that end a text, as llama.cpp reads them: also those that end a turn or a message.
+    /// The tokens that end a text, or by entries of their own a turn or a message. llama.cpp finds others by their text, too.
     ///
     /// # Errors
     /// [`GgufError`] for an entry of another kind.

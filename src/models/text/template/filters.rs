@@ -15,7 +15,8 @@ const LONGEST_DATE: u64 = 32;
 
 /// The local time, as Python's `datetime.now().strftime(format)`.
 fn now(format: &str) -> Result<String, Error> {
-    let items = StrftimeItems::new(format).parse().map_err(|_| {
+    let own = of_python(format);
+    let items = StrftimeItems::new(&own).parse().map_err(|_| {
         let text = format!("strftime_now: {format:?} is no format of dates");
         Error::new(ErrorKind::InvalidOperation, text)
     })?;
@@ -53,6 +54,24 @@ fn as_in_python(json: &str) -> String {
         rest = &rest[taken..];
     }
     text + rest
+}
+
+/// The format in chrono's words: a time without a zone has no name and no distance of one, and fractions are microseconds.
+fn of_python(format: &str) -> String {
+    let mut own = String::with_capacity(format.len());
+    let mut rest = format;
+    while let Some((text, after)) = rest.split_once('%') {
+        own += text;
+        let mut letters = after.chars();
+        match letters.next() {
+            Some('z' | 'Z') => {}
+            Some('f') => own += "%6f",
+            Some(letter) => own.extend(['%', letter]),
+            None => own.push('%'),
+        }
+        rest = letters.as_str();
+    }
+    own + rest
 }
 
 /// Replaces these filters, functions and methods by bounded forms.

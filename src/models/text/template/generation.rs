@@ -2,20 +2,28 @@
 
 use std::borrow::Cow;
 
-/// `source` with a condition that always holds in their place, which keeps the marks' control of white space.
+/// `source` with a block that changes nothing in their place, which keeps the marks' control of white space.
 pub(super) fn without_marks(source: &str) -> Cow<'_, str> {
     let mut result = String::new();
     let mut copied = 0;
     for (at, _) in source.match_indices("{%") {
-        let inner = &source[at + 2..];
-        let tag = inner.split("%}").next().unwrap_or(inner);
-        let word = tag.trim_matches(|c: char| c.is_ascii_whitespace() || c == '-' || c == '+');
-        let plain = match word {
-            "generation" => "if true",
-            "endgeneration" => "endif",
-            _ => continue,
+        let tag = &source[at + 2..];
+        let inner = tag
+            .strip_prefix(['-', '+'])
+            .unwrap_or(tag)
+            .trim_ascii_start();
+        let Some((word, plain)) = MARKS.iter().find(|(word, _)| inner.starts_with(word)) else {
+            continue;
         };
-        let start = at + 2 + (word.as_ptr() as usize - inner.as_ptr() as usize);
+        let end = inner[word.len()..].trim_ascii_start();
+        if !end
+            .strip_prefix(['-', '+'])
+            .unwrap_or(end)
+            .starts_with("%}")
+        {
+            continue;
+        }
+        let start = source.len() - inner.len();
         result += &source[copied..start];
         result += plain;
         copied = start + word.len();
@@ -25,3 +33,6 @@ pub(super) fn without_marks(source: &str) -> Cow<'_, str> {
         _ => Cow::Owned(result + &source[copied..]),
     }
 }
+
+/// The marks, and what stands for them.
+const MARKS: [(&str, &str); 2] = [("generation", "with"), ("endgeneration", "endwith")];

@@ -39,8 +39,17 @@ fn templates_know_the_date() {
     assert!([Ok(before), Ok(year())].contains(&text), "{text:?}");
     let error = rendered("{{ strftime_now('%!') }}").expect_err("no format");
     assert!(error.contains("\"%!\" is no format of dates"), "{error}");
-    let dates = "{{ 'x'|format }}{{ strftime_now('%c' * 10000000) }}";
-    assert!(rendered(dates).is_err());
+    // As Python does it: microseconds, and no time zone.
+    let text = rendered("{{ strftime_now('%f|%z|%Z|%%z') }}").expect("a time");
+    let (micros, rest) = text.split_once('|').expect("two parts");
+    assert!(
+        micros.len() == 6 && micros.bytes().all(|b| b.is_ascii_digit()),
+        "{text}"
+    );
+    assert_eq!(rest, "||%z");
+    let dates = "{% for i in range(100) %}{% set d = strftime_now('%c' * 100000) %}{% endfor %}";
+    let error = rendered(dates).expect_err("too much");
+    assert!(error.contains("makes more than"), "{error}");
 }
 
 /// Marks that transformers makes masks of change no text, and control white space as other statements do.
@@ -48,11 +57,14 @@ fn templates_know_the_date() {
 fn marks_around_generated_text() {
     let template = "{% for m in messages %}\n{%- generation -%}\n {{ m.role }}\n{% endgeneration %}\n{%generation%}.{%+ endgeneration +%}\n{% endfor %}";
     let plain = template
-        .replace("endgeneration", "endif")
-        .replace("generation", "if true");
+        .replace("endgeneration", "endwith")
+        .replace("generation", "with");
     let text = rendered(template);
     assert_eq!(text, rendered(&plain));
     assert!(text.is_ok_and(|text| text.contains("user")));
+    // What is set within stays within.
+    let inside = "{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}";
+    assert_eq!(rendered(inside).as_deref(), Ok("1"));
     // Other statements and text stay.
     assert_eq!(
         rendered("generation {{ 'generation' }}").as_deref(),
