@@ -247,8 +247,8 @@ impl Scaled {
         let orientation = backend.orientation(Contraction::Cols, true);
         let rounded = fp8_core::Cast::new(format);
         let (codes, amax) = backend.quantize_with_amax(&x, &one, &rounded, orientation)?;
-        // Inf - Inf and NaN - NaN are NaN.
-        let finite = ((&amax - &amax)? + 1.)?;
+        // 1, but NaN where the amax is Inf or NaN.
+        let finite = amax.affine(0., 1.)?;
         let with = |codes: Codes, dequant_scale| {
             Fp8Tensor::from_codes(codes, x.dims(), format, scheme, dequant_scale)
         };

@@ -87,7 +87,8 @@ pub(crate) fn unfinished_steps() -> Vec<(Arc<StepCells>, String)> {
     training_session().map_or_else(Vec::new, |session| session.unfinished())
 }
 
-/// Runs `f` inside a guard. On success the guard is closed. On an error the step is discarded, as by [`AutocastGuard::abort`], so `?`
+/// Runs `f` inside a guard. On success the guard is closed. On an error the step is discarded, as by
+/// [`AutocastGuard::abort`](crate::AutocastGuard::abort), so `?`
 /// inside is safe; inside another guard of the same step, the guard only closes.
 ///
 /// ```
