@@ -2,7 +2,10 @@
 
 use crate::helpers::{amax, backward};
 use candle_core::{Module, Tensor};
-use fp8::{Autocast, AutocastHandle, Error, Recipe, end_step, fp8_autocast, with_fp8};
+use fp8::rewrite::input_amaxes;
+use fp8::{
+    Autocast, AutocastHandle, Error, Fp8Layer, Recipe, Role, end_step, fp8_autocast, with_fp8,
+};
 use fp8_test_support::{Layer, assert_text, delayed, of, recipes, slots, tensor, values};
 
 /// A layer after two training steps, with its input and its output gradient.
@@ -117,6 +120,29 @@ fn an_inner_guard_that_fails_leaves_what_it_recorded() {
     control.linear.forward(&louder(&x)).unwrap();
     guard.close().unwrap();
     assert_eq!(slots(&layer.linear), slots(&control.linear));
+}
+
+#[test]
+fn a_measurement_of_inputs_that_fails_sets_no_scale() {
+    let layer = Layer::new("fc", 1, 4, 8);
+    let x = tensor(2, &[5, 8]);
+    let amax = || {
+        let state = layer.linear.fp8_state().unwrap();
+        state.slot(Role::Input).unwrap().calibrated_amax()
+    };
+    let error = input_amaxes(&layer.linear, || {
+        layer.linear.forward(&x)?;
+        x.matmul(&x)?;
+        Ok(())
+    });
+    assert_text("measurement", error.unwrap_err(), &["matmul"]);
+    end_step().unwrap();
+    assert_eq!(amax(), None);
+    let found = input_amaxes(&layer.linear, || {
+        layer.linear.forward(&x)?;
+        Ok(())
+    });
+    assert_eq!(amax(), Some(found.unwrap()["fc"]));
 }
 
 #[test]
