@@ -3,9 +3,7 @@
 use crate::helpers::{amax, backward};
 use candle_core::{Module, Tensor};
 use fp8::rewrite::input_amaxes;
-use fp8::{
-    Autocast, AutocastHandle, Error, Fp8Layer, Recipe, Role, end_step, fp8_autocast, with_fp8,
-};
+use fp8::{Autocast, AutocastHandle, Error, Recipe, Role, end_step, fp8_autocast, with_fp8};
 use fp8_test_support::{Layer, assert_text, delayed, of, recipes, slots, tensor, values};
 
 /// A layer after two training steps, with its input and its output gradient.
