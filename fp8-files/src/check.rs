@@ -48,9 +48,14 @@ pub fn first_outside(
 ) -> candle_core::Result<Option<(usize, f64)>> {
     let tensor = tensor.detach().flatten_all()?.to_device(&Device::Cpu)?;
     Ok(match tensor.dtype() {
-        // The common case without a second copy.
+        // The common cases without a second copy.
         DType::F32 => {
             let values = tensor.to_vec1::<f32>()?;
+            let mut values = values.into_iter().map(f64::from).enumerate();
+            values.find(|(_, value)| !fits(*value))
+        }
+        DType::F16 => {
+            let values = tensor.to_vec1::<half::f16>()?;
             let mut values = values.into_iter().map(f64::from).enumerate();
             values.find(|(_, value)| !fits(*value))
         }
