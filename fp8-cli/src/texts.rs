@@ -3,6 +3,7 @@
 use crate::source::MAX_TEXT;
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
+use fp8::models::gguf::is_gguf;
 use fp8::models::{Bert, CausalLm, Llama, Tokenizer};
 use fp8::read::{MAX_CONFIG, read_text, read_text_if_present};
 use fp8::training::{
@@ -119,8 +120,11 @@ pub fn longest_of(folder: &Path, model: &Bert) -> Result<usize> {
 }
 
 /// `max_seq_length` of sentence-transformers, if the folder of a model has it.
-pub fn trained_length(folder: &Path) -> Result<Option<usize>> {
-    let path = folder.join("sentence_bert_config.json");
+pub fn trained_length(model: &Path) -> Result<Option<usize>> {
+    if is_gguf(model) {
+        return Ok(None);
+    }
+    let path = model.join("sentence_bert_config.json");
     let json = read_text_if_present(&path, MAX_CONFIG)?
         .map(|text| serde_json::from_str::<Value>(&text))
         .transpose()

@@ -109,12 +109,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let context = run.stored.settings.context();
     if args.settings.context.is_none() && context < CONTEXT && !resumed {
-        let model = &run.stored.model;
-        let trained = match is_gguf(model) {
-            true => None,
-            false => trained_length(model)?,
-        };
-        let why = match trained == Some(context) {
+        let why = match trained_length(&run.stored.model)? == Some(context) {
             true => "sentence_bert_config.json says",
             false => "the model has no more positions",
         };
@@ -216,10 +211,7 @@ fn is_model(path: &Path) -> bool {
 /// Tokens of a row: as many as were asked for, or as many as the model has positions, or as sentence-transformers read, if these are few.
 fn context(asked: Option<usize>, model: &Path) -> Result<usize> {
     let positions = open_config(model)?.max_positions();
-    let few = match is_gguf(model) {
-        true => None,
-        false => trained_length(model)?,
-    };
+    let few = trained_length(model)?;
     match (asked, positions) {
         (Some(asked), Some(most)) if asked > most => {
             let way = format!("pass --context {most} or less");
